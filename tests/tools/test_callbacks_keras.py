@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import amanda
-from amanda.errors import UnknownNameError
 from amanda.state import LIVE_SCOPES
 from amanda_tools.keras import Callback
 
@@ -22,20 +21,17 @@ STEP = 2 * 8 * (8 * 16 + 16 * 3)
 
 def build() -> keras.Model:
     keras.utils.set_random_seed(0)
-    layers = keras.layers
-    parts = [layers.Dense(16, name="a"), layers.Dropout(0.5), layers.Dense(3, name="b")]
+    parts = keras.layers.Dense(16, name="a"), keras.layers.Dropout(0.5), keras.layers.Dense(3)
     model = keras.Sequential([keras.Input((8,)), *parts], name="net")
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
+    model.compile("adam", "mse", metrics=["mae"], jit_compile=False)
     return model
 
 
 def fit(model: keras.Model, *callbacks: Any) -> list[Any]:
     """The history of two epochs of two steps with validation, and the weights after them."""
-    history = model.fit(
-        X, np.arange(20) % 3, 8, 2, verbose=0, validation_split=0.2, callbacks=callbacks
-    )
-    return [*history.history.values(), *(weights.tolist() for weights in model.get_weights())]
+    options: Any = {"validation_split": 0.2, "verbose": 0, "callbacks": callbacks}
+    found = model.fit(X, X[:, :3], 8, 2, **options).history
+    return [*found.values(), *(weights.tolist() for weights in model.get_weights())]
 
 
 def test_a_training_is_the_same_with_callbacks(
@@ -52,19 +48,19 @@ def test_a_training_is_the_same_with_callbacks(
         assert flops == callback.tools["flops"].result()["summary"]  # type: ignore[attr-defined]
         assert (flops["per_step"]["flops"], flops["steps"], flops["not_seen"]) == (STEP, 4, {})
         printed = capsys.readouterr().out
-        assert "flops by module" in printed
         assert "amanda: wrote flops.json, stats.json" in printed
-        assert printed.count("ops seen") == 2
+        assert (printed.count("flops by module"), printed.count("ops seen")) == (1, 2)
     assert "amanda_tools.keras.Callback" in (tmp_path / "report.html").read_text()
-    found = b"".join(file.read_bytes() for file in tmp_path.glob("stats.tensorboard/*"))
-    assert b"net/a/kernel" in found
+    assert all(b"net/a/kernel" in p.read_bytes() for p in tmp_path.glob("stats.tensorboard/*"))
     assert fit(vanilla) == fit(watched)
     assert not capsys.readouterr().out
 
 
 def test_a_training_that_fails_leaves_no_scope(capsys: pytest.CaptureFixture[str]) -> None:
     """Wherever it fails, or is interrupted: its results are delivered, and the callbacks of a
-    training around it go on."""
+    training around it go on. Wrong options are refused before."""
+    with pytest.raises(ValueError, match="has no option 'dept'"):
+        Callback("flops:dept=1")
     scopes, callback = [], Callback("flops")
 
     def fail(*_: Any) -> None:
@@ -83,27 +79,16 @@ def test_a_training_that_fails_leaves_no_scope(capsys: pytest.CaptureFixture[str
     assert "flops by module" in capsys.readouterr().out
 
 
-def test_mistakes_are_refused_when_the_callback_is_made() -> None:
-    """Before anything trains, with the words of `amanda run`."""
-    with pytest.raises(UnknownNameError, match="no tool named 'flpos'; did you mean flops"):
-        Callback("flpos")
-    with pytest.raises(ValueError, match="tool flops has no option 'dept'"):
-        Callback("flops:dept=1")
-    with pytest.raises(ValueError, match="give a folder"):
-        Callback("dump")
-
-
 def test_a_built_model_needs_no_input() -> None:
     """``amanda.summary`` and ``amanda.flops`` take its own input shape, with 1 for unknown sizes,
-    and say so where a model fails with it; shapes have the dtypes that it declares."""
+    and say so where it fails; zeros have the dtypes that it declares."""
     tokens, mask = keras.Input((5,), dtype="int32", name="tokens"), keras.Input((5,), name="mask")
     x = keras.layers.Embedding(9, 4)(tokens) * mask[..., None]
     model = keras.Model({"tokens": tokens, "mask": mask}, keras.layers.Dense(3, name="head")(x))
     assert amanda.flops(model).flops == 2 * 5 * 4 * 3
     assert amanda.summary(model).modules[0]["output"] == [1, 5, 3]
     assert amanda.flops(model, [(2, 5), (2, 5)]).macs == 2 * 5 * 4 * 3
-    unbuilt = keras.Sequential([keras.layers.Dense(3)])
-    assert amanda.flops(unbuilt, (2, 4)).flops == 2 * 2 * 4 * 3
+    assert amanda.flops(keras.layers.Dense(3), (2, 4)).flops == 2 * 2 * 4 * 3
     images = keras.Sequential([keras.Input((None, None, 3)), keras.layers.Conv2D(2, 3)])
     with pytest.raises(ValueError, match=r"zeros of its input shape, unknown sizes 1: .*negative"):
         amanda.summary(images)

@@ -387,7 +387,7 @@ def test_watching_changes_nothing() -> None:
     torch.manual_seed(0)
     model = ResNet()
     vanilla = train(copy.deepcopy(model), IMAGES)
-    with amanda.apply(amanda.tools.load("summary")(time=True)):
+    with amanda.apply(amanda.tools.load("summary")()):
         found = train(model, IMAGES)
     assert all(map(torch.equal, vanilla, found))
     hooks = vars(nn.modules.module)
@@ -400,7 +400,7 @@ def test_the_function_leaves_the_model_as_it_was() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
     model[0].eval()
     before = [t.clone() for t in (*model.state_dict().values(), torch.get_rng_state())]
-    found = amanda.summary(model, torch.rand(3, 4), time=True)
+    amanda.summary(model, torch.rand(3, 4))
     random = torch.get_rng_state()
     torch.set_rng_state(before[-1])
     torch.rand(3, 4)
@@ -408,39 +408,37 @@ def test_the_function_leaves_the_model_as_it_was() -> None:
     assert all(map(torch.equal, before, model.state_dict().values()))
     assert [module.training for module in model] == [False, True, True]
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert all(row["seconds"] > 0 for row in found.modules)
 
 
-def test_the_function_takes_several_inputs() -> None:
-    """A tuple for positional arguments, a dictionary for keywords."""
-    model, x = nn.Bilinear(2, 3, 4), (torch.rand(5, 2), torch.rand(5, 3))
-    for given in (x, dict(zip(("input1", "input2"), x, strict=True))):
-        assert amanda.summary(model, given).modules[0]["output"] == [5, 4]
-
-
-def test_a_shape_stands_for_an_input() -> None:
-    """Zeros of the model's dtype are made, without random numbers; without an input the tree has
-    the shapes of weights. Mistakes are answered in one line."""
-    model, pair = nn.Sequential(nn.Linear(64, 3), nn.ReLU()).double(), nn.Bilinear(2, 3, 4)
-    random = torch.get_rng_state()
+def test_the_function_takes_several_inputs_or_shapes() -> None:
+    """A tuple for positional arguments, a dictionary for keywords; shapes stand for zeros of the
+    model's dtype. Without an input the tree has the shapes of weights."""
+    pair, x = nn.Bilinear(2, 3, 4), (torch.rand(5, 2), torch.rand(5, 3))
+    model, random = nn.Sequential(nn.Linear(64, 3)).double(), torch.get_rng_state()
+    for given in (x, {"input1": x[0], "input2": x[1]}, [(5, 2), (5, 3)]):
+        assert amanda.summary(pair, given).modules[0]["output"] == [5, 4]
     found, flops = amanda.summary(model, (4, 64)), amanda.flops(model, (4, 64))
     assert found.modules[0]["outputs"][0] == {"shape": [4, 3], "dtype": "float64", "device": "cpu"}
     assert (flops.flops, flops.macs, flops.params, flops.bound) == (1536, 768, 195, None)
     assert "1.54 kFLOP" in repr(flops)
     assert "<td" in flops._repr_html_()
-    assert amanda.summary(pair, [(5, 2), (5, 3)]).modules[0]["output"] == [5, 4]
-    text = repr(amanda.summary(model))
-    assert re.search(r"0 +Linear +weight 3 x 64, bias 3 +195 +- +-", text)
+    assert re.search("0 +Linear +weight 3 x 64, bias 3 +195 +- +-", repr(amanda.summary(model)))
     assert torch.equal(torch.get_rng_state(), random)
-    for given, kind, said in (
-        ((model, (4, 63)), ValueError, r"zeros of \(4, 63\): mat1 and mat2"),
-        ((model,), TypeError, r"flops\(\) needs an input, or the shape of one"),
-        ((nn.Linear,), TypeError, r"got the class Linear: make one, Linear\(\.\.\.\)"),
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "said"),
+    [
+        ((nn.Linear(64, 3), (4, 63)), ValueError, r"zeros of \(4, 63\): mat1 and mat2"),
+        ((nn.Linear(64, 3),), TypeError, "needs an input, or the shape of one"),
+        ((nn.Linear,), TypeError, "got the class Linear: make one, Linear"),
         (("model",), TypeError, "a module of PyTorch or a layer of Keras, got str"),
-    ):
-        with pytest.raises(kind, match=said) as error:
-            amanda.flops(*given)
-        assert "\n" not in str(error.value)
+    ],
+)
+def test_mistakes_are_answered_in_one_line(given: Any, kind: type[Exception], said: str) -> None:
+    """They say what is expected."""
+    with pytest.raises(kind, match=f"^.*{said}.*$"):
+        amanda.flops(*given)
 
 
 def test_the_result_is_shown_to_people() -> None:
@@ -486,8 +484,6 @@ def test_modules_that_are_alike_have_one_line() -> None:
     assert [name[: len(e)] for name, e in zip(names, expected, strict=True)] == expected
     assert len(str(listed).splitlines()) == 3 + 1 + 4 * len(widths)
     assert shown.modules == listed.modules
-    timed = amanda.summary(model, x, time=True)
-    assert len(str(timed).splitlines()) == len(str(listed).splitlines())
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")

@@ -63,7 +63,7 @@ def summary(model: _Any, input: _Any = None, **options: _Any) -> _Any:
             arguments in PyTorch; or a shape, ``(4, 64)``, or a list of shapes, for zeros of the
             model's dtype on its device. Without it a built model of Keras runs with zeros of its
             own input shape, and of another one the tree and the parameters are shown.
-        options: options of the tool: ``depth=2`` shows two levels, ``time=True`` adds times.
+        options: options of the tool: ``depth=2`` shows two levels.
 
     Returns:
         An object that prints as a table, in notebooks too, with the rows in ``modules``.

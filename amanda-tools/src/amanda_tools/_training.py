@@ -14,13 +14,11 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from amanda.cli import run
 from amanda.cli.results import Rank
 from amanda.interface.tool import Tool
-
-_P, _R = ParamSpec("_P"), TypeVar("_R")
 
 
 class ToolsOfTraining:
@@ -94,14 +92,14 @@ _OPEN: dict[ToolsOfTraining, int] = {}
 """The callbacks whose tools are applied, and the thread that trains."""
 
 
-def leaving(train: Callable[_P, _R]) -> Callable[_P, _R]:
+def leaving(train: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that trains, at whose end no callback has tools applied.
 
     Keras (3.15) and transformers (5.23) do not tell callbacks that a training has failed.
     """
 
     @functools.wraps(train)
-    def trained(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def trained(*args: Any, **kwargs: Any) -> Any:
         before = set(_OPEN)
         try:
             return train(*args, **kwargs)

@@ -73,7 +73,7 @@ def run_once(tool: ReportingTool[Any], model: Any, given: Any) -> bool:
         except Exception as error:
             if made is given:
                 raise
-            of = " and ".join(map(str, shapes or ["its input shape, unknown sizes 1"]))
+            of = " and ".join(map(str, shapes or ())) or "its input shape, unknown sizes 1"
             text = " ".join(f"{type(model).__name__} fails with zeros of {of}: {error}".split())
             raise ValueError(f"{function}: {text}") from error
     return True

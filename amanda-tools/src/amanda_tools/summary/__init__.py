@@ -40,7 +40,7 @@ class SummaryTool(PrintingTool[SummaryOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.recorder = Recorder(times=self.options.time)
+        self.recorder = Recorder()
         self._graph_ops = GraphOps(self.recorder)
         self._follows_graphs = False
         self._namespaces: set[str] = set()
@@ -83,8 +83,7 @@ class SummaryTool(PrintingTool[SummaryOptions]):
 
             calls = self._torch_calls = TorchCalls(self.recorder)
             for is_exit in (False, True):
-                routine = calls.passed_now if self.options.time else calls.passed
-                self.add_inst_for_module(routine, exit=is_exit)
+                self.add_inst_for_module(calls.passed, exit=is_exit)
         if not self._follows_graphs and any(driver.framework == "tensorflow" for driver in drivers):
             self._follows_graphs = True
             for is_exit in (False, True):
@@ -120,14 +119,14 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         first call returned, and ``outputs``, all of its tensors; ``parameters``, ``trainable`` ones
         and their ``parameter_bytes``; ``macs``, ``flops``, ``activation_bytes``, null where they
         are not known, and ``bound``: ``lower`` where parts of it run unseen, or have operators
-        without a formula; ``calls``; with the option ``time``, ``seconds``;
-        of a model that has not run, ``weights``, the shapes of its own parameters by name.
+        without a formula; ``calls``; of a model that has not run, ``weights``, the shapes
+        of its own parameters by name.
         """
         found = [
             row
             for model in self.recorder.models
             if (shown := model.last_in_step or model.last) is not None
-            for row in model_rows(model, shown, self.options.time)
+            for row in model_rows(model, shown)
         ]
         for row in found:
             row |= {"weights": self._weights[row["path"]]} if self._weights else {}

@@ -11,14 +11,12 @@ class SummaryOptions:
 
     Attributes:
         depth: levels of modules below the model that tables show; 0 for all.
-        time: also measure the duration of each module's calls, tools included.
         repeated: show modules that are alike one by one, such as the blocks of a transformer.
         shapes: also show the shape and element type of each module's output.
         csv: also write the rows of all modules as a table.
     """
 
     depth: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    time: bool = False
     repeated: bool = False
     shapes: bool = False
     csv: bool = False

@@ -104,10 +104,6 @@ class TorchCalls:
     @deferrable
     def passed(self, point: PointContext) -> None:
         """Instrumentation routine: a module is entered or left."""
-        self.passed_now(point)
-
-    def passed_now(self, point: PointContext) -> None:
-        """Instrumentation routine as :meth:`passed`, not deferred, for calls that are timed."""
         module = point.target
         if not isinstance(module, nn.Module):
             return

@@ -17,7 +17,6 @@ import abc
 import collections
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -107,7 +106,6 @@ class Figures:
         outputs: shape, dtype and device of the outputs of its first call that has any; None before.
         flops, bytes: floating-point operations, and bytes of the outputs of its operators.
         is_partial: True if the operations of some operators are not known.
-        seconds: duration of its calls, its parts included.
     """
 
     calls: int = 0
@@ -115,7 +113,6 @@ class Figures:
     flops: int = 0
     bytes: int = 0
     is_partial: bool = False
-    seconds: float = 0.0
 
 
 class ForwardPass:
@@ -259,7 +256,6 @@ class _Frame:
     Attributes:
         within: its pass; None for a call that is not recorded.
         handled: the exception that the program handles during the call.
-        begin: seconds of ``time.perf_counter()``.
         number: number of earlier calls of the module in the pass; -1 for a module whose figures
             belong to the caller.
         is_joined: True if the pass began elsewhere, and does not end with this call.
@@ -269,7 +265,6 @@ class _Frame:
     path: str
     within: ForwardPass | None
     handled: BaseException | None
-    begin: float = 0.0
     number: int = -1
     is_joined: bool = False
 
@@ -289,23 +284,19 @@ class _CallsInThread(threading.local):
 class Recorder:
     """Follows the calls of modules in each thread.
 
-    Args:
-        times: also measure the duration of calls.
-
     Attributes:
         models: the outermost modules that were called.
     """
 
-    def __init__(self, times: bool = False) -> None:
+    def __init__(self) -> None:
         self.models: list[ModelRecord] = []
-        self._times = times
         self._known: dict[int, ModelRecord] = {}
         self._running: list[ForwardPass] = []
         self._local: Any = _CallsInThread()
 
     def of_graphs(self) -> Recorder:
         """Return a recorder of the same models for calls that any thread may report, in order."""
-        other = Recorder(self._times)
+        other = Recorder()
         other.models, other._known, other._running = self.models, self._known, self._running
         other._local = SimpleNamespace(frames=[], building=[])
         return other
@@ -334,8 +325,6 @@ class Recorder:
         frame = _Frame(id(module), path, within, sys.exception(), is_joined=joined is not None)
         if within is not None and not frame.is_part_of(outer):
             frame.number = within.count_call(path)
-        if self._times:
-            frame.begin = time.perf_counter()
         frames.append(frame)
 
     def _begin_pass(self, source: ModuleSource, module: Any) -> tuple[ForwardPass | None, str]:
@@ -364,8 +353,6 @@ class Recorder:
             # TensorFlow does not compute unread tensors, as in a call that is only used for a
             # shape.
             figures.outputs = outputs
-        if self._times and all(other.path != frame.path for other in frames):
-            figures.seconds += time.perf_counter() - frame.begin
         if not frames and has_returned and has_computed and not frame.is_joined:
             frame.within.model.complete(frame.within)
 

@@ -1,12 +1,12 @@
 """The rows of a model's modules: figures with those of their parts, and the printed tree.
 
-``model_rows(model, last, times=False)`` makes the rows of a result, ``tree_rows`` their table.
+``model_rows(model, last)`` makes the rows of a result, ``tree_rows`` their table.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from amanda_tools._output.folding import folded
@@ -15,12 +15,11 @@ from amanda_tools.summary.options import SummaryOptions
 from amanda_tools.summary.recorder import Figures, ForwardPass, ModelRecord, ModuleFact, unique
 
 
-def model_rows(model: ModelRecord, last: ForwardPass, times: bool) -> list[dict[str, Any]]:
+def model_rows(model: ModelRecord, last: ForwardPass) -> list[dict[str, Any]]:
     """Return the rows of a model's modules, in the order of its tree.
 
     Args:
         last: the pass whose figures are shown.
-        times: True to add the seconds of each module.
     """
     figures, separator = last.figures, model.source.separator
     rows, facts = [], model.facts()
@@ -39,8 +38,6 @@ def model_rows(model: ModelRecord, last: ForwardPass, times: bool) -> list[dict[
         if not fact.is_seen or not (fact.output or any(part.calls for part in parts)):
             row.update(dict.fromkeys(("macs", "flops", "activation_bytes")))
         rows.append(row)
-        if times:
-            rows[-1]["seconds"] = figures.get(fact.path, Figures()).seconds
     return rows
 
 
@@ -79,11 +76,15 @@ def tree_rows(
         options: those of the tool.
     """
     names = folded_names(rows, options)
-    has_calls = any(row["calls"] > 1 for row in rows)
-    has_weights = any("weights" in row for row in rows)
-    columns = ["module", "type", *(["weights"] if has_weights else [])]
-    columns += ["output"] if options.shapes else []
-    columns += ["parameters", "FLOP", "activations", *(["calls"] if has_calls else [])]
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "type": lambda row: str(row["type"]),
+        **({"weights": _weights} if any("weights" in row for row in rows) else {}),
+        **({"output": _output} if options.shapes else {}),
+        "parameters": lambda row: amount(row, "parameters"),
+        "FLOP": lambda row: amount(row, "flops"),
+        "activations": lambda row: amount(row, "activation_bytes", "B"),
+        **({"calls": _calls} if any(row["calls"] > 1 for row in rows) else {}),
+    }
     cells, levels, seen = [], [], set[str]()
     for row in rows:
         name = names[row["path"]]
@@ -91,20 +92,13 @@ def tree_rows(
             continue
         seen.add(name)
         levels.append(row["depth"])
-        cells.append(
-            (
-                "  " * row["depth"] + (_label(row, name) if row["depth"] else row["model"]),
-                row["type"],
-                *([_weights(row)] if has_weights else []),
-                *([_output(row)] if options.shapes else []),
-                amount(row, "parameters"),
-                amount(row, "flops"),
-                amount(row, "activation_bytes", "B"),
-                *([f"{row['calls']}" if row["calls"] > 1 else ""] if has_calls else []),
-                *([_milliseconds(row["seconds"])] if options.time else []),
-            )
-        )
-    return [*columns, *(["time"] if options.time else [])], cells, levels
+        label = _label(row, name) if row["depth"] else row["model"]
+        cells.append(("  " * row["depth"] + label, *(cell(row) for cell in columns.values())))
+    return ["module", *columns], cells, levels
+
+
+def _calls(row: Mapping[str, Any]) -> str:
+    return f"{row['calls']}" if row["calls"] > 1 else ""
 
 
 def _weights(row: Mapping[str, Any]) -> str:
@@ -117,15 +111,10 @@ def _output(row: Mapping[str, Any]) -> str:
     return f"{whole_text(_shape(row['output']), first, _shape)} {first.get('dtype', '')}".rstrip()
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1000 * seconds:.3f} ms"
-
-
 def folded_names(rows: Sequence[dict[str, Any]], options: SummaryOptions) -> dict[str, str]:
-    """Return by path the name of each module, which modules that are alike share; by their times
-    none are."""
+    """Return by path the name of each module, which modules that are alike share."""
     paths = {row["path"]: row["path"] for row in rows}
-    if options.repeated or options.time:
+    if options.repeated:
         return paths
     return paths | folded({r["path"]: tuple(map(str, map(r.get, _FIGURES))) for r in rows})
 
