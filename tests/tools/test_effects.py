@@ -21,7 +21,6 @@ from amanda_tools.printing import PrintingTool
         ("prune", {"m": 8}),
         ("prune", {"tile": 4}),
         ("prune", {"block": 4}),
-        ("prune", {"boost": True}),
         ("prune", {"every": 4}),
         ("prune", {"masks": "masks.safetensors", "sparsity": 0.9}),
         ("prune", {"masks": "masks.safetensors", "end": 9}),

@@ -91,10 +91,8 @@ class Quantizer:
             self.remaining = options.calibration
             self._observer = RangeObserver(options)
         if options.method == "qat":
-            # The calibration sets the values; an optimizer can have the variables before.
-            bounds = ("high",) if symmetric else ("low", "high")
-            names = ("step",) if options.learn == "lsq" else bounds
-            self.initial = {name: np.ones(1) for name in names}
+            # The calibration sets the value; an optimizer can have the variable before.
+            self.first_step = np.ones(1)
         return self
 
     @property
