@@ -96,9 +96,8 @@ def _rewriting() -> amanda.Tool:
     [
         _rewriting,
         lambda: create_tools(["quantize:method=qat"])[0].tool,
-        lambda: create_tools(["quantize:method=qat,learn=range"])[0].tool,
     ],
-    ids=["rewriting", "qat", "learned"],
+    ids=["rewriting", "qat"],
 )
 def test_tools_that_change_training_train_a_compiled_model_alike(
     make: Callable[[], amanda.Tool],

@@ -98,10 +98,10 @@ def test_a_narrower_type_is_within_its_precision() -> None:
     """float32 against bfloat16: errors of some 2^-8, within a tolerance of 0.1."""
     model, inputs = models.build("bert", training=False)
     narrow = copy.deepcopy(model).bfloat16()
-    reference = applied(DiffTool(ops=("linear",), tensors="activations"), lambda: model(**inputs))
-    options = {"ops": ("linear",), "tensors": "activations", "reference": reference}
+    reference = applied(DiffTool(tensors="activations"), lambda: model(**inputs))
+    options = {"tensors": "activations", "reference": reference}
     strict = applied(DiffTool(**options), lambda: narrow(**inputs))
-    assert strict.summary()["first"]["id"].endswith("linear:0")
+    assert strict.summary()["first"] is not None
     loose = applied(DiffTool(tolerance=0.1, **options), lambda: narrow(**inputs))
     assert loose.summary()["first"] is None
     errors = [pair.relative for pair in loose.pairs()]

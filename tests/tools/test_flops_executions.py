@@ -345,16 +345,6 @@ def test_many_shapes_take_bounded_memory() -> None:
     assert len(kept) <= SHAPES_KEPT
 
 
-def test_forward_only() -> None:
-    """``backward=false`` leaves the backward pass alone."""
-    layer = nn.Linear(4, 4)
-    found = applied(
-        FlopsTool(backward=False), lambda: layer(torch.rand(1, 4)).sum().backward()
-    ).summary()
-    assert found["flops"] > 0
-    assert found["flops_backward"] == 0
-
-
 # -- memory -------------------------------------------------------------------
 
 

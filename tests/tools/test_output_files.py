@@ -81,7 +81,7 @@ def test_hostile_names_reach_no_terminal_and_every_file(tmp_path: Path) -> None:
             "model(torch.rand(2, 4)).sum().backward()"
         )
     )
-    tools = "count,trace:dot=true,flops,stats,sparsity,dump,profile,prune,quantize,path"
+    tools = "count,trace,flops,stats,sparsity,dump,profile,prune,quantize,path"
     done = run(tmp_path, "-t", tools, "-o", "out", "--html", "program.py", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert "is lost" not in done.stdout + done.stderr

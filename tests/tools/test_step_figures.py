@@ -93,10 +93,11 @@ def test_what_runs_between_steps_belongs_to_none() -> None:
 def test_figures_of_steps_are_lines_over_the_run() -> None:
     """Charts show the operations and the time of each step, if there are two at least."""
     for steps in 1, 3:
-        tool = FlopsTool()
-        with amanda.apply(tool):
+        tool, profile = FlopsTool(), ProfileTool(memory=False)
+        with amanda.apply(tool, profile):
             models.train(models.bert, steps)
-        charts = {chart.title: chart for chart in tool.charts() if chart.kind == "line"}
+        found = [*tool.charts(), *profile.charts()]
+        charts = {chart.title: chart for chart in found if chart.kind == "line"}
         if steps == 1:
             assert not charts
             continue

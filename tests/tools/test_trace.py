@@ -12,7 +12,7 @@ import pytest
 
 import amanda
 from amanda.testing import loopback as lb
-from amanda_tools.trace import TraceTool, dot_lines
+from amanda_tools.trace import TraceTool
 from tests.running import line_of
 
 HERE = "tests/tools/test_trace.py"
@@ -94,12 +94,12 @@ def events_of(path: Path, phase: str) -> list[dict[str, Any]]:
     return [event for event in data["traceEvents"] if event["ph"] == phase]
 
 
-def test_files_are_written_for_perfetto_and_graphviz(tmp_path: Path) -> None:
-    """The timeline is in the trace-event format; the graph is a digraph."""
-    tool = traced(dot=True)
-    paths = tool.write_files(tmp_path, "trace")
-    assert [path.name for path in paths] == ["trace.timeline.json", "trace.dot"]
-    operators = [e for e in events_of(paths[0], "X") if e["cat"] in ("forward", "backward")]
+def test_the_file_for_perfetto(tmp_path: Path) -> None:
+    """The timeline is in the trace-event format."""
+    tool = traced()
+    [path] = tool.write_files(tmp_path, "trace")
+    assert path.name == "trace.timeline.json"
+    operators = [e for e in events_of(path, "X") if e["cat"] in ("forward", "backward")]
     assert len(operators) == len(tool.timeline.spans)
     assert {**operators[0], "ts": 0, "dur": 0, "pid": 0, "tid": 0} == {
         "name": "linear",
@@ -115,7 +115,6 @@ def test_files_are_written_for_perfetto_and_graphviz(tmp_path: Path) -> None:
             "source": f"{HERE}:{line_of(__file__, '# the step')}",
         },
     }
-    assert paths[1].read_text().splitlines()[0] == "digraph amanda {"
 
 
 def test_modules_have_tracks_above_their_operators(tmp_path: Path) -> None:
@@ -218,19 +217,8 @@ def test_operators_that_are_met_later_are_connected_on_demand() -> None:
     assert run(TraceTool()) == []
 
 
-def test_the_digraph_quotes_its_names() -> None:
-    """Ids and labels are strings of Graphviz's language."""
-    assert list(dot_lines(traced().graph))[2:-1] == [
-        '  "Sequential.0/linear:0" [label="linear\\n0"];',
-        '  "/relu:0" [label="relu"];',
-        '  "/sum:0" [label="sum"];',
-        '  "Sequential.0/linear:0" -> "/relu:0";',
-        '  "/relu:0" -> "/sum:0";',
-    ]
-
-
 def test_nothing_more_is_written_than_asked_for(tmp_path: Path) -> None:
-    """Without timeline and digraph the JSON file is all there is."""
+    """Without a timeline the JSON file is all there is."""
     assert list(traced(timeline=False).write_files(tmp_path, "trace")) == []
 
 

@@ -105,7 +105,7 @@ class SparsityTool(WatchingTool[SparsityOptions]):
                 }
                 for kind, part in by_kind.items()
             },
-            **self.gaps(),
+            "not_looked_at": self.not_looked_at.by_kind(),
         }
 
     def tables(self) -> Iterable[Table]:
@@ -130,7 +130,7 @@ class SparsityTool(WatchingTool[SparsityOptions]):
                 ]
                 yield Table(title, columns, cells, detail=noun == "other gradient")
         yield from self.outside_of_model()
-        yield from self.gap_tables()
+        yield from self.not_looked_at.tables(self.name)
 
     def _rows(self) -> dict[str, dict[str, Any]]:
         """Return the rows by the key of the tensor, with its name in tables."""

@@ -2,7 +2,7 @@
 
 ::
 
-    tool = TraceTool(dot=True)
+    tool = TraceTool()
     with amanda.apply(tool):
         model(x).sum().backward()
     tool.graph.edges, tool.timeline.totals()
@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from operator import itemgetter
@@ -21,7 +20,6 @@ import attrs
 
 from amanda import OpContext
 from amanda.driver import Driver
-from amanda.files import replaced
 from amanda.results import Chart, Table, plural
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp, TracedTensor
 from amanda.tools.reporting import applies_if
@@ -43,7 +41,6 @@ class TraceOptions(PhaseOptions):
     Attributes:
         timeline: also record when each operator ran, and write a file for Perfetto.
         limit: executions that the timeline keeps; later ones are counted only.
-        dot: also write the graph for Graphviz.
         follow: follow tensors at every execution, not only at an operator's first, so that
             operators first met in a later iteration are connected, too; slower.
     """
@@ -52,14 +49,13 @@ class TraceOptions(PhaseOptions):
     limit: int = attrs.field(
         default=5_000_000, validator=attrs.validators.ge(0), metadata=_OF_TIMELINE
     )
-    dot: bool = False
     follow: bool = False
 
 
 class TraceTool(PrintingTool[TraceOptions]):
     """Records the graph of operators, and when each of them ran.
 
-    Example: ``amanda run -t trace:timeline=true,dot=true -o out -- train.py``
+    Example: ``amanda run -t trace:follow=true -o out -- train.py``
 
     Attributes:
         timeline: spans of all executions; empty without the option.
@@ -202,16 +198,12 @@ class TraceTool(PrintingTool[TraceOptions]):
     # -- files ------------------------------------------------------------
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.timeline.json`` for Perfetto and ``<stem>.dot`` for Graphviz."""
-        written = []
-        if self.options.timeline:
-            written.append(folder / f"{stem}.timeline.json")
-            chrome.write_events(chrome.events(self.timeline, self.sources), written[-1])
-        if self.options.dot:
-            written.append(folder / f"{stem}.dot")
-            with replaced(written[-1]) as file:
-                file.write("\n".join(dot_lines(self.graph)))
-        return written
+        """Write ``<stem>.timeline.json`` for Perfetto."""
+        if not self.options.timeline:
+            return []
+        path = folder / f"{stem}.timeline.json"
+        chrome.write_events(chrome.events(self.timeline, self.sources), path)
+        return [path]
 
 
 def _numbered(
@@ -222,20 +214,3 @@ def _numbered(
         None if tensor is None else {"tensor": tensor.index, **(row or {})}
         for row, tensor in zip_longest(rows, tensors)
     ]
-
-
-def dot_lines(graph: Graph) -> Iterator[str]:
-    """Yield the forward operators and their edges in Graphviz's language."""
-    yield "digraph amanda {"
-    yield "  node [shape=box];"
-    for op in graph.ops:
-        label = f"{op.type}\n{op.module}" if op.module else op.type
-        yield f"  {_quoted(op.id)} [label={_quoted(label)}];"
-    for edge in graph.edges:
-        yield f"  {_quoted(edge.producer)} -> {_quoted(edge.consumer)};"
-    yield "}\n"
-
-
-def _quoted(text: str) -> str:
-    # Graphviz understands the escapes of JSON, the line break included.
-    return json.dumps(text, ensure_ascii=False)

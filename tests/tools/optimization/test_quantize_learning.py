@@ -1,6 +1,6 @@
 """``quantize`` with ranges that the tool trains itself, in all modes of TensorFlow.
 
-The reference has LSQ, or ranges, written into its source, with their gradients spelled out.
+The reference has LSQ written into its source, with its gradients spelled out.
 """
 
 from __future__ import annotations
@@ -61,59 +61,33 @@ def learned_step(x: Any, step: Any, bounds: tuple[int, int], count: int) -> Any:
     return rounded(x, step)
 
 
-def learned_range(x: Any, low: Any, high: Any) -> Any:
-    """Rounding between bounds, with PACT's gradient."""
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def rounded(x: Any, low: Any, high: Any) -> Any:
-        scale = (high - low) / (2 * TOP + 1)
-        zero = tf.clip_by_value(tf.round(-TOP - 1 - low / scale), -TOP - 1, TOP)
-        whole = tf.clip_by_value(tf.round(x * (1 / scale)) + zero, -TOP - 1, TOP)
-
-        def gradient(up: Any) -> Any:
-            below, above = tf.cast(x < low, x.dtype), tf.cast(x > high, x.dtype)
-            sums = [tf.reshape(tf.reduce_sum(up * part), [1]) for part in (below, above)]
-            return (up * (1 - below - above), *sums)
-
-        return (whole - zero) * scale, gradient
-
-    return rounded(x, low, high)
-
-
 class ByHand:
     """The net with quantization in its source, and its training. The first step is exact."""
 
-    def __init__(self, learn: str) -> None:
-        self.learn = learn
+    def __init__(self) -> None:
         self.weights = weights()
-        self.ranges: dict[str, list[Any]] = {}
+        self.steps: dict[str, Any] = {}
         self.bounds: dict[str, tuple[int, int]] = {}
 
     def activation(self, x: Any, name: str) -> Any:
-        if name not in self.ranges:
+        if name not in self.steps:
             value = x.numpy()
             self.bounds[name] = (-TOP, TOP) if value.min() < 0 else (0, 2 * TOP + 1)
-            begin = [2 * np.abs(value).mean(dtype=np.float64) / math.sqrt(self.bounds[name][1])]
-            if self.learn == "range":
-                begin = [min(value.min(), 0), max(value.max(), 0)]
-            self.ranges[name] = [tf.Variable([np.float32(part)]) for part in begin]
+            begin = 2 * np.abs(value).mean(dtype=np.float64) / math.sqrt(self.bounds[name][1])
+            self.steps[name] = tf.Variable([np.float32(begin)])
             return x
-        if self.learn == "range":
-            return learned_range(x, *self.ranges[name])
-        return learned_step(x, *self.ranges[name], self.bounds[name], math.prod(x.shape[1:]))
+        return learned_step(x, self.steps[name], self.bounds[name], math.prod(x.shape[1:]))
 
     def weight(self, name: str) -> Any:
         value, key = self.weights[name], f"{name} weight"
-        if self.learn == "range":
-            return value
-        if key not in self.ranges:
+        if key not in self.steps:
             rows = np.abs(value.numpy()).reshape(-1, value.shape[-1])
-            self.ranges[key] = [
-                tf.Variable(np.float32(2 * rows.mean(0, dtype=np.float64) / math.sqrt(TOP)))
-            ]
+            self.steps[key] = tf.Variable(
+                np.float32(2 * rows.mean(0, dtype=np.float64) / math.sqrt(TOP))
+            )
             return value
         count = math.prod(value.shape[:-1])
-        return learned_step(value, *self.ranges[key], (-TOP, TOP), count)
+        return learned_step(value, self.steps[key], (-TOP, TOP), count)
 
     def loss(self, x: Any) -> Any:
         h = tf.nn.conv2d(self.activation(x, "x"), self.weight("conv"), 1, "SAME")
@@ -125,14 +99,11 @@ class ByHand:
     def step(self, x: Any) -> float:
         with tf.GradientTape() as tape:
             loss = self.loss(x)
-        sources = [*self.weights.values(), *self.learned()]
+        sources = [*self.weights.values(), *self.steps.values()]
         for variable, gradient in zip(sources, tape.gradient(loss, sources), strict=True):
             if gradient is not None:
                 variable.assign_sub(RATE * gradient)
         return float(loss)
-
-    def learned(self) -> list[Any]:
-        return [value for values in self.ranges.values() for value in values]
 
 
 # -- the modes -------------------------------------------------------------------
@@ -236,13 +207,11 @@ def fit(data: Sequence[Array]) -> Trained:
 MODES = {m.__name__: m for m in (eager, tape_inside, tape_outside, session, fit)}
 
 
-@pytest.mark.parametrize("learn", ["lsq", "range"])
 @pytest.mark.parametrize("mode", MODES)
-def test_training_is_that_of_a_model_changed_by_hand(mode: str, learn: str) -> None:
-    """Losses, weights and ranges, in each mode; the loss goes down."""
-    data, twin = batches(), ByHand(learn)
-    bits = {"weight_bits": BITS if learn == "lsq" else 0, "activation_bits": BITS}
-    tool = QuantizeTool(method="qat", learn=learn, learning_rate=RATE, **bits)
+def test_training_is_that_of_a_model_changed_by_hand(mode: str) -> None:
+    """Losses, weights and steps, in each mode; the loss goes down."""
+    data, twin = batches(), ByHand()
+    tool = QuantizeTool(method="qat", learning_rate=RATE, weight_bits=BITS, activation_bits=BITS)
     with amanda.apply(tool):
         losses, found = MODES[mode](data)
     expected = [twin.step(tf.constant(x)) for x in data]
@@ -251,13 +220,13 @@ def test_training_is_that_of_a_model_changed_by_hand(mode: str, learn: str) -> N
     for a, b in zip(found, twin.weights.values(), strict=True):
         assert np.allclose(a, b.numpy(), atol=1e-6)
     assert len(tool.parameters()) == 6
-    for a, b in zip(tool.parameters(), twin.learned(), strict=True):
+    for a, b in zip(tool.parameters(), twin.steps.values(), strict=True):
         assert np.allclose(a.numpy(), b.numpy(), atol=1e-6)
 
 
 def test_a_validation_rounds_as_the_training_has_learned() -> None:
     """Keras evaluates with a function of its own: its operators are the same to the tool."""
-    data, twin = batches(), ByHand("lsq")
+    data, twin = batches(), ByHand()
     tool = QuantizeTool(method="qat", learning_rate=RATE, weight_bits=BITS, activation_bits=BITS)
     x, y = np.concatenate(data), np.ones((5 * STEPS, 6), np.float32)
     with amanda.apply(tool):

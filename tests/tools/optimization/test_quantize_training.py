@@ -7,7 +7,6 @@ import functools
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -41,24 +40,6 @@ class LearnedStep(torch.autograd.Function):
         axes = [i for i in range(gradient.dim()) if step.dim() <= i or step.shape[i] == 1]
         of_step = of_step.sum(axes, keepdim=True) if step.dim() > 1 else of_step.sum().view(1)
         return gradient * inside, of_step, None, None, None
-
-
-class LearnedRange(torch.autograd.Function):
-    """Rounding between bounds; the gradient goes through inside, and to a bound outside."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, low: Any, high: Any) -> Any:
-        ctx.save_for_backward(x, low, high)
-        scale = (high - low) / 255
-        zero = (-128 - low / scale).round().clamp(-128, 127)
-        return ((x * (1 / scale)).round() + zero).clamp(-128, 127).sub(zero) * scale
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        x, low, high = ctx.saved_tensors
-        of_low, of_high = gradient * (x < low), gradient * (x > high)
-        inside = (x >= low) & (x <= high)
-        return gradient * inside, of_low.sum().view(1), of_high.sum().view(1)
 
 
 class StepNet(nn.Module):
@@ -116,13 +97,12 @@ def test_learned_steps_train_as_the_paper_writes_them() -> None:
         assert torch.allclose(a.flatten(), b.flatten(), atol=1e-6)
 
 
-@pytest.mark.parametrize("learn", ["lsq", "range"])
-def test_the_tools_own_step_is_that_of_gradient_descent(learn: str) -> None:
+def test_the_tools_own_step_is_that_of_gradient_descent() -> None:
     """With the learning rate of the optimizer, the tool moves its values to the same bits."""
     found = []
     for rate in (0.0, 0.02):
         model, x = layers()
-        tool = QuantizeTool(method="qat", learn=learn, learning_rate=rate)
+        tool = QuantizeTool(method="qat", learning_rate=rate)
         with amanda.apply(tool):
             model(x)
             given = [] if rate else tool.parameters()
@@ -153,84 +133,28 @@ def test_a_learning_rate_needs_something_to_learn() -> None:
         QuantizeTool(method="qat", learning_rate=-0.1)
 
 
-def test_learned_ranges_pass_gradients_straight_through() -> None:
-    """Of activations; what lies outside of the range trains the bound that it meets."""
-    model, x = layers()
-    twin = copy.deepcopy(model)
-    tool = QuantizeTool(method="qat", learn="range", weight_bits=0)
-    with amanda.apply(tool):
-        model(x)
-        with torch.no_grad():
-            for value in tool.parameters():
-                value.mul_(0.6)  # so that something is outside
-        ranges = [nn.Parameter(value.detach().clone()) for value in tool.parameters()]
-        outputs = train(model, tool.parameters(), x)
-
-    class RangeNet(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = twin[0], twin[2]
-
-        def forward(self, x: Any) -> Any:
-            h = self.one(LearnedRange.apply(x, ranges[0], ranges[1])).relu()
-            return self.two(LearnedRange.apply(h, ranges[2], ranges[3]))
-
-    expected = train(RangeNet(), ranges, x)
-    for a, b in zip(outputs, expected, strict=True):
-        assert torch.allclose(a, b, atol=1e-5)
-    for a, b in zip(tool.parameters(), ranges, strict=True):
-        assert torch.allclose(a, b, atol=1e-6)
-
-
 def test_a_value_at_a_bound_is_not_clipped() -> None:
-    """The gradient at a bound is the tensor's, whether the bounds are numbers or trained."""
+    """The gradient at a bound is the tensor's."""
     values = torch.tensor([0.0, -1.0, 0.5, 1.0, 2.0], requires_grad=True)
-    bounds = [torch.tensor([bound], requires_grad=True) for bound in (0.0, 1.0)]
-    arithmetic = arithmetic_of(values)
-    for low, high in ((0.0, 1.0), bounds):
-        values.grad = None
-        clipped = arithmetic.clip(values, low, high)
-        clipped.sum().backward()
-        assert clipped.tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
-        assert values.grad is not None
-        assert values.grad.tolist() == [1.0, 0.0, 1.0, 1.0, 0.0]
-    assert [bound.grad.item() for bound in bounds if bound.grad is not None] == [1.0, 1.0]
+    clipped = arithmetic_of(values).clip(values, 0.0, 1.0)
+    clipped.sum().backward()
+    assert clipped.tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
+    assert values.grad is not None
+    assert values.grad.tolist() == [1.0, 0.0, 1.0, 1.0, 0.0]
 
 
-def test_learned_ranges_of_weights_are_symmetric_and_train() -> None:
-    model, x = layers()
-    tool = QuantizeTool(method="qat", learn="range", activation_bits=0)
-    with amanda.apply(tool):
-        model(x)
-        with torch.no_grad():
-            for value in tool.parameters():
-                value.mul_(0.5)
-        before = [value.detach().clone() for value in tool.parameters()]
-        train(model, tool.parameters(), x)
-    weights = tool.integer_weights(lambda: model(x))
-    for (op_id, whole), old, new in zip(weights.items(), before, tool.parameters(), strict=True):
-        assert not torch.equal(old, new)
-        layer = model.get_submodule(op_id.partition("/")[0].partition(".")[2])
-        scale = (new / 127).detach()
-        expected = (layer.weight * (1 / scale)[:, None]).round().clamp(-127, 127)
-        assert np.array_equal(whole, expected.detach().numpy())
-    assert all((np.abs(whole).max(1) == 127).all() for whole in weights.values())
-
-
-@pytest.mark.parametrize("learn", ["lsq", "range"])
 @pytest.mark.parametrize("name", ["resnet18", "bert", "gpt2"])
-def test_real_models_train_with_what_is_learned(name: str, learn: str) -> None:
-    """Every learned value that has to can move: all have finite gradients."""
+def test_real_models_train_with_what_is_learned(name: str) -> None:
+    """Every learned step can move: all have gradients."""
     model, inputs = models.build(name)
-    tool = QuantizeTool(method="qat", learn=learn)
+    tool = QuantizeTool(method="qat")
     with amanda.apply(tool):
         model(**inputs)
         models.loss(model(**inputs)).backward()
     gradients = [value.grad for value in tool.parameters()]
     assert len(gradients) > 20
-    assert all(torch.isfinite(g).all() for g in gradients if g is not None)
-    if learn == "lsq":
-        assert all(g is not None and g.count_nonzero() for g in gradients)
+    assert all(g is not None and torch.isfinite(g).all() for g in gradients)
+    assert all(g.count_nonzero() for g in gradients if g is not None)
 
 
 # -- sensitivity -----------------------------------------------------------------
@@ -271,19 +195,6 @@ def test_the_metric_is_that_of_a_model_with_one_operator_quantized() -> None:
             model(x)
             expected = metric(model(x))
         assert next(op.metric for op in found.ops if op.id == alone) == pytest.approx(expected)
-
-
-def test_the_list_to_exclude_is_an_option() -> None:
-    model, x = layers()
-    found = QuantizeTool(weight_bits=2).sensitivity(lambda: model(x))
-    worst = found.exclude(worst=1)
-    assert worst == [found.ops[0].id]
-    assert found.exclude(sqnr_below=1000) == [op.id for op in found.ops]
-    tool = QuantizeTool(weight_bits=2, exclude=worst)
-    with amanda.apply(tool):
-        model(x)
-    assert list(tool.ops) == [found.ops[1].id]
-    assert found.exclude(sqnr_below=-1000) == []
 
 
 def test_measuring_leaves_tool_and_model_as_they_were() -> None:

@@ -7,7 +7,6 @@ override :meth:`~WatchingTool.examine` for figures of its own, or :meth:`~Watchi
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -23,7 +22,6 @@ from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.compiled_code import make_observer
 from amanda_tools._operators.op_table import row_of
 from amanda_tools._operators.parameters import inputs_of, is_opaque
-from amanda_tools._operators.targets import unmet_tables
 from amanda_tools._values.gaps import NotLookedAt
 from amanda_tools._values.moments import KnownMoments, Moments
 from amanda_tools._values.tensors import Array, reader_of
@@ -55,15 +53,11 @@ class WatchingOptions(PhaseOptions):
 
     Attributes:
         tensors: some of activations, weights and gradients.
-        ops: types of operators; none for all.
-        modules: patterns of module paths, such as layer1.*; none for all.
         every: look at each N-th execution of an operator only.
         limit: executions whose figures the series hold; the statistics include all.
     """
 
     tensors: Sequence[str] = attrs.field(default=KINDS, converter=type_names, validator=check_kinds)
-    ops: Sequence[str] = attrs.field(default=(), converter=type_names)
-    modules: Sequence[str] = attrs.field(default=(), converter=type_names)
     every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     limit: int = attrs.field(default=100_000, validator=attrs.validators.ge(0))
 
@@ -161,8 +155,6 @@ class WatchingTool(PrintingTool[OptionsT]):
         self._inner: dict[str, dict[str, Moments]] = {}
         self._copies: set[str] = set()
         self.not_looked_at = NotLookedAt()
-        self._met: set[str] = set()
-        self._met_modules: set[str] = set()
         self.depends_on(MappingTool.standard())
         tensors = self.options.tensors
         if "activations" in tensors or "weights" in tensors:
@@ -176,13 +168,8 @@ class WatchingTool(PrintingTool[OptionsT]):
     # -- analyses ---------------------------------------------------------
 
     def is_selected(self, op: OpDescription) -> bool:
-        """True if the options select this operator."""
-        self._met |= {op.type, op.name}
-        matching = {p for p in self.options.modules if fnmatch.fnmatchcase(op.module, p)}
-        self._met_modules |= matching
-        if "uninitialized" in row_of(op.type).traits or (self.options.modules and not matching):
-            return False
-        return op.is_selected(self.options.ops)
+        """True if the tensors of this operator are watched."""
+        return "uninitialized" not in row_of(op.type).traits
 
     def has_activations(self, op: OpDescription) -> bool:
         """True if the outputs of an operator are activations: the model computes them, and they are
@@ -229,9 +216,7 @@ class WatchingTool(PrintingTool[OptionsT]):
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
-        # `ops` may name the backward operator's own type or that of its forward operator.
-        forward = attrs.evolve(op, type=str(context["op_type"] or ""), name="")
-        if not (self.is_selected(op) or self.is_selected(forward)):
+        if not self.is_selected(op):
             return
         names = context.get_grad_input_names()
         parameters = [_parameter(context, i) for i in range(max(1, len(names)))]
@@ -361,22 +346,6 @@ class WatchingTool(PrintingTool[OptionsT]):
     def is_shown(self, phase: str) -> bool:
         """True if tables list the tensors of operators of this phase."""
         return self.options.phases == "all" or phase in MODEL
-
-    def gaps(self) -> dict[str, Any]:
-        """Return, for the summary, the number of tensors that were not looked at, by kind, and the
-        types and patterns of modules that no operator had."""
-        return {
-            "not_looked_at": self.not_looked_at.by_kind(),
-            "ops_never_met": [kind for kind in self.options.ops if kind not in self._met],
-            "modules_never_met": [p for p in self.options.modules if p not in self._met_modules],
-        }
-
-    def gap_tables(self) -> Iterable[Table]:
-        """Yield a table for each of the :meth:`gaps` that is not empty."""
-        found = self.gaps()
-        yield from self.not_looked_at.tables(self.name)
-        types, patterns = found["ops_never_met"], found["modules_never_met"]
-        yield from unmet_tables(self.name, types, "modules", patterns)
 
     def outside_of_model(self) -> Iterable[Table]:
         """Yield a table with a line for each phase whose tensors other tables leave out."""

@@ -261,11 +261,6 @@ def is_free_backward(kind: str, name: str) -> bool:
     return is_elementwise or is_free(of) or is_free_name(name)
 
 
-def is_view(kind: str) -> bool:
-    """Return True if the outputs of a type may share the memory of its input."""
-    return row_of(kind).group == "view"
-
-
 def has_activation(kind: str) -> bool:
     """Return True if the outputs of a type are activations."""
     row = row_of(kind)

@@ -120,16 +120,9 @@ class Targets:
 
     def unmet(self, tool: str) -> Iterable[Table]:
         """Yield tables of types and patterns that did not occur."""
-        yield from unmet_tables(tool, self.never_met(), "exclude", self.exclude_never_met())
-
-
-def unmet_tables(
-    tool: str, types: Sequence[str], option: str = "", patterns: Sequence[str] = ()
-) -> Iterable[Table]:
-    """Yield tables of the types, and of the patterns of an option, that no operator had."""
-    for title, column, names in (
-        ("types of ops= that no operator has", "type", types),
-        (f"patterns of {option}= that match nothing", "pattern", patterns),
-    ):
-        if names:
-            yield Table(f"{tool}: {title}", (column,), [(name,) for name in names])
+        for title, column, names in (
+            ("types of ops= that no operator has", "type", self.never_met()),
+            ("patterns of exclude= that match nothing", "pattern", self.exclude_never_met()),
+        ):
+            if names:
+                yield Table(f"{tool}: {title}", (column,), [(name,) for name in names])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
@@ -30,11 +30,9 @@ class CoverageOptions(PhaseOptions):
     """The options of ``coverage``.
 
     Attributes:
-        by: grouping of the second and third table: type or module.
         csv: also write the rows of all operators as a table.
     """
 
-    by: Literal["type", "module"] = "type"
     csv: bool = True
 
 
@@ -57,7 +55,7 @@ class CoveredOp:
 class CoverageTool(PrintingTool[CoverageOptions]):
     """Shows which mechanisms see each operator (paper, Figure 9).
 
-    Example: ``amanda run -t coverage:by=module -o out -- train.py``
+    Example: ``amanda run -t coverage -o out -- train.py``
     """
 
     name = "coverage"
@@ -173,8 +171,8 @@ class CoverageTool(PrintingTool[CoverageOptions]):
     # -- for people -------------------------------------------------------
 
     def tables(self) -> Iterable[Table]:
-        """The operators that each mechanism sees; types or modules, those with the most operators
-        missed first."""
+        """The operators that each mechanism sees; types, those with the most operators missed
+        first."""
         every = self.op_rows()
         listed = shown(every, self.options)
         found = self._seen_by_each(listed)
@@ -195,17 +193,15 @@ class CoverageTool(PrintingTool[CoverageOptions]):
     def _groups(
         self, rows: Iterable[Mapping[str, Any]], direction: str, names: Sequence[str]
     ) -> Table:
-        by = self.options.by
         groups: dict[str, collections.Counter[str]] = {}
         for row in rows:
-            group = self._ops[row["id"]].op.place if by == "module" else row[by]
-            groups.setdefault(group, collections.Counter()).update(row["seen_by"])
+            groups.setdefault(row["type"], collections.Counter()).update(row["seen_by"])
         lines: list[tuple[Any, ...]] = [
             (group, *map(counts.__getitem__, (OURS, *names))) for group, counts in groups.items()
         ]
         # Those of which a mechanism misses the most operators first.
         lines.sort(key=lambda line: min(line[2:], default=line[1]) - line[1])
-        return Table(f"coverage: {direction} ops by {by}", (by, OURS, *names), lines)
+        return Table(f"coverage: {direction} ops by type", ("type", OURS, *names), lines)
 
     def charts(self) -> Iterable[Chart]:
         """Operators that each mechanism sees and misses: those in modules, or all if none is in

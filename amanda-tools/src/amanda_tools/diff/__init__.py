@@ -116,7 +116,7 @@ class DiffTool(DumpTool):
             "kinds_only_here": sorted(here - theirs),
             "kinds_only_in_reference": sorted(theirs - here),
             "not_taken": self.dropped,
-            **self.gaps(),
+            "not_looked_at": self.not_looked_at.by_kind(),
         }
 
     def tables(self) -> Iterable[Table]:
@@ -140,7 +140,7 @@ class DiffTool(DumpTool):
         yield from self._without_counterpart()
         rows_of_all = [{**row, "beyond": int(not row["agrees"])} for row in self.op_rows()]
         yield from other_phases("diff", rows_of_all, self.options, ("beyond",))
-        yield from self.gap_tables()
+        yield from self.not_looked_at.tables(self.name)
 
     def _without_counterpart(self) -> Iterable[Table]:
         """Yield for each run a table of the operators that the other run lacks."""

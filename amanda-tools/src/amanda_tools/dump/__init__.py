@@ -141,7 +141,7 @@ class DumpTool(WatchingTool[DumpOptions]):
             "not_taken": self.dropped,
             "ops": len({entry.row["id"] for entry in self.entries}),
             "kinds": {kind: sum(e.kind == kind for e in self.entries) for kind in sorted(kinds)},
-            **self.gaps(),
+            "not_looked_at": self.not_looked_at.by_kind(),
             **({"problem": self.files.problem} if self.files.problem else {}),
         }
 
@@ -162,7 +162,7 @@ class DumpTool(WatchingTool[DumpOptions]):
             yield Table(title, ("limit", "value"), limits)
         if self.files.problem:
             yield Table(f"{self.name}: {self.files.problem}", (), ())
-        yield from self.gap_tables()
+        yield from self.not_looked_at.tables(self.name)
 
     def load(self, entry: Entry) -> Array:
         """Return the values of a recorded tensor; types that NumPy lacks as float32."""

@@ -69,8 +69,6 @@ class FlopsOptions(PhaseOptions):
 
     Attributes:
         by: what the largest table of the summary lists: module, type or op.
-        depth: parts of a module's path that tables show; 0 for all.
-        backward: also count the backward pass.
         csv: also write the rows of all operators as a table.
         elementwise: also count elementwise work, reductions, losses, normalizations and softmax, as
             a figure of its own.
@@ -80,8 +78,6 @@ class FlopsOptions(PhaseOptions):
     """
 
     by: Literal["module", "type", "op"] = "module"
-    depth: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    backward: bool = True
     csv: bool = False
     elementwise: bool = False
     peak: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
@@ -129,8 +125,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self.add_inst_for_iteration(self._written.end_step, end=True)
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
-        if self.options.backward:
-            self.add_inst_for_op(self._analyse_backward, backward=True)
+        self.add_inst_for_op(self._analyse_backward, backward=True)
 
     @classmethod
     def of(cls, model: Any, input: Any, **options: Any) -> ModelFlops:
@@ -553,8 +548,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         """Return the group of a row in the largest table."""
         if self.options.by == "op":
             return str(row.get("forward") or row["id"])
-        parts = row["module"].split(".")
-        return ".".join(parts[: self.options.depth or None])
+        return str(row["module"])
 
     def _table(
         self, by: str, rows: Sequence[dict[str, Any]], key: Callable[[dict[str, Any]], str]
@@ -596,9 +590,6 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         yield from rank_groups("operations by type", types, both, "FLOP", run)
         steps = self.figures_of_steps()
         yield from lines_over_steps("operations per step", steps, both, "FLOP")
-        yield from lines_over_steps(
-            "duration of each step, tools included", steps, {"time": "seconds"}, "s"
-        )
         # Operators outside of modules initialize and update parameters; they are not where models
         # use them.
         inside = {name: of for name, of in modules.items() if name != OUTSIDE} or modules

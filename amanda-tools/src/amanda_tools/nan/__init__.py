@@ -67,7 +67,6 @@ class NanOptions:
         action: ``warn`` once, of the first finding; ``abort``: raise at each operator that produces
             one, masked later or not, but for those that build the model; or only ``record`` them.
         inf: also look for infinities.
-        backward: also look at the backward pass.
         ignore: op types that may produce them, as log where a zero is expected.
         history: number of preceding operators to name.
         limit: number of producing operators to record, besides those masked or skipped.
@@ -76,7 +75,6 @@ class NanOptions:
 
     action: Literal["abort", "warn", "record"] = "warn"
     inf: bool = True
-    backward: bool = True
     ignore: Sequence[str] = attrs.field(default=(), converter=type_names)
     history: int = attrs.field(default=8, validator=attrs.validators.ge(0))
     limit: int = attrs.field(default=16, validator=attrs.validators.ge(1))
@@ -117,9 +115,8 @@ class NanTool(PrintingTool[NanOptions]):
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_pass(self._end_forward, end=True)
         self.add_inst_for_iteration(self._end_iteration, end=True)
-        if self.options.backward:
-            self.add_inst_for_op(self._analyse_backward, backward=True)
-            self.add_inst_for_pass(self._end_backward, backward=True, end=True)
+        self.add_inst_for_op(self._analyse_backward, backward=True)
+        self.add_inst_for_pass(self._end_backward, backward=True, end=True)
 
     # -- what becomes of it -------------------------------------------------
 

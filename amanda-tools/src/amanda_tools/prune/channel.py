@@ -39,9 +39,7 @@ class ChannelPruning(GatedPruning):
         phi, rho = (gate.value(name, features) for name in ("phi", "rho"))
         saliency = arithmetic.relu(arithmetic.matmul(features, phi) + rho)
         assert gate.kept is not None
-        kept = arithmetic.top_mask(saliency, gate.kept)
-        if self.options.boost:
-            kept = kept * saliency
+        kept = arithmetic.top_mask(saliency, gate.kept) * saliency
         shape = [1] * gate.rank
         shape[0], shape[gate.channels] = -1, rho.shape[0]
         return output * arithmetic.reshape(kept, shape)

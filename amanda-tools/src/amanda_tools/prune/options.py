@@ -41,7 +41,6 @@ class PruneOptions:
         n: weights that stay in each group (nm).
         m: weights of a group, along the input axis (nm).
         tile: columns of a tile (tile).
-        boost: of channel: also multiply channels that stay by their saliency.
         block: keys that stay or go together (attention).
         start: training step of the first mask (static methods).
         end: training step from which the masks do not change (static methods).
@@ -64,9 +63,6 @@ class PruneOptions:
     n: int = attrs.field(default=2, metadata=_makes_masks("nm"))
     m: int = attrs.field(default=4, metadata=_makes_masks("nm"))
     tile: int = attrs.field(default=128, metadata=_makes_masks("tile"))
-    boost: bool = attrs.field(
-        default=True, metadata=applies_if("method=channel", lambda o: o.method == "channel")
-    )
     block: int = attrs.field(
         default=1, metadata=applies_if("method=attention", lambda o: o.method == "attention")
     )

@@ -93,8 +93,6 @@ class PruneTool(TargetingTool[PruneOptions]):
     def parameters(self) -> list[Any]:
         """Return what the gates of a dynamic method learn, for an optimizer; known after the
         first run."""
-        if self.options.method == "channel" and not self.options.boost:
-            return []
         return [value for gate in self._gates().values() for value in gate.values.values()]
 
     def save(self, path: str | os.PathLike[str]) -> Path:

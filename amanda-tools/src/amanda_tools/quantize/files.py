@@ -63,7 +63,7 @@ def to_integers(quantizer: Quantizer, value: Any) -> Array:
     scale, zero = grid_of(quantizer, shape_of(value))
     kind = np.int8 if quantizer.bits <= 8 else np.int16
     array, grid = arithmetic_of(value).wide_numpy(value), quantizer.grid
-    if "step" in quantizer.learned:
+    if quantizer.step is not None:
         # The learned step divides; elsewhere its inverse multiplies, with other rounding.
         return np.round(np.clip(array / scale, grid.low, grid.high)).astype(kind)
     return integers(array, scale, zero, grid).astype(kind)

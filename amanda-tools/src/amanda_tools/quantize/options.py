@@ -22,17 +22,14 @@ class QuantizeOptions:
 
     Attributes:
         method: static takes ranges of activations from a calibration, dynamic from each tensor
-            itself, qat trains them with the model.
+            itself, qat trains their steps with the model (LSQ).
         weight_bits: 2 to 16; 0 leaves weights alone.
         activation_bits: 2 to 16; 0 leaves activations alone.
         number: integers, or 8-bit floating-point numbers (e4m3, e5m2).
         per_channel: weights have a scale per output channel, else one.
         symmetric: activations have the zero point 0; weights always have.
-        observer: the full range (minmax), the range without the outermost values (percentile), or
-            the one with the least squared error (mse).
-        percentile: of observer=percentile.
+        observer: the full range (minmax), or the one with the least squared error (mse).
         calibration: executions of each op that are observed before it is quantized.
-        learn: of qat: the step (lsq), or the bounds of the range, straight-through (range).
         learning_rate: of qat: the tool trains what it learns by gradient descent, at each backward
             pass; 0 leaves it to your optimizer, which is not possible in graph modes.
         ops: types of the ops to quantize.
@@ -53,17 +50,9 @@ class QuantizeOptions:
             lambda o: o.activation_bits and o.number == "int",
         ),
     )
-    observer: Literal["minmax", "percentile", "mse"] = "minmax"
-    percentile: float = attrs.field(
-        default=99.99,
-        converter=float,
-        metadata=applies_if("observer=percentile", lambda o: o.observer == "percentile"),
-    )
+    observer: Literal["minmax", "mse"] = "minmax"
     calibration: int = attrs.field(
         default=1, metadata=applies_if("method=static|qat", lambda o: o.method != "dynamic")
-    )
-    learn: Literal["lsq", "range"] = attrs.field(
-        default="lsq", metadata=applies_if("method=qat", lambda o: o.method == "qat")
     )
     learning_rate: float = attrs.field(default=0.0, converter=float)
     ops: Sequence[str] = attrs.field(default=DEFAULT_OPS, converter=type_names)
@@ -83,7 +72,6 @@ class QuantizeOptions:
                     for name, value in bits.items()
                 },
                 "weight_bits=0 and activation_bits=0 leave everything as it is": any(bits.values()),
-                f"percentile={self.percentile} is not in (50, 100]": 50 < self.percentile <= 100,
                 f"calibration={self.calibration} is not positive": self.calibration > 0,
                 f"number={self.number} cannot be learned: method=qat": is_int
                 or self.method != "qat",

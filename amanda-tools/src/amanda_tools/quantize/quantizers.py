@@ -1,9 +1,9 @@
-"""Fake-quantizes one input of one operator: calibration, rounding, learned ranges."""
+"""Fake-quantizes one input of one operator: calibration, rounding, learned steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -32,8 +32,8 @@ class Quantizer:
         axes: axes of channels, of weights with a scale per channel; else none.
         scale, zero: float32, of one element or one per channel; None before they are known, and for
             dynamic activations.
-        initial: initial values of what is learned, by name.
-        learned: the framework's variables by name; there when it has run once.
+        first_step: the initial value of a learned step; None if nothing is learned.
+        step: the framework's variable of it; there when it has run once.
         remaining: executions that are still to be observed.
         parameter: path of the parameter that the input is; None for others.
     """
@@ -46,8 +46,8 @@ class Quantizer:
     axes: tuple[int, ...] = ()
     scale: Array | None = None
     zero: Array | None = None
-    initial: dict[str, Array] = attrs.field(factory=dict)
-    learned: dict[str, Any] = attrs.field(factory=dict)
+    first_step: Array | None = None
+    step: Any = None
     remaining: int = 0
     parameter: str | None = None
     _observer: RangeObserver | None = None
@@ -74,12 +74,9 @@ class Quantizer:
         if options.method != "dynamic" and options.activation_bits:
             # Activations are calibrated with exact weights.
             self.remaining = options.calibration
-        if options.method == "qat" and options.learn == "lsq":
+        if options.method == "qat":
             assert self.scale is not None
-            self.initial = {"step": _first_step(rows, grid, self.scale)}
-        elif options.method == "qat":
-            high = np.abs(rows).max(1)
-            self.initial = {"high": np.where(high > 0, high, 1.0)}
+            self.first_step = _first_step(rows, grid, self.scale)
         return self
 
     @classmethod
@@ -87,17 +84,15 @@ class Quantizer:
         """Make the quantizer of an activation, which observes executions first, or ranges each
         tensor."""
         bits = options.activation_bits
-        symmetric = options.symmetric or (options.method, options.learn) == ("qat", "lsq")
+        symmetric = options.symmetric or options.method == "qat"
         grid = QuantGrid.of(options.number, bits, symmetric=symmetric)
         self = cls(options, index, "activation", bits, grid)
         if options.method != "dynamic":
             self.remaining = options.calibration
             self._observer = RangeObserver(options)
         if options.method == "qat":
-            # The calibration sets the values; an optimizer can have the variables before.
-            bounds = ("high",) if symmetric else ("low", "high")
-            names = ("step",) if options.learn == "lsq" else bounds
-            self.initial = {name: np.ones(1) for name in names}
+            # The calibration sets the value; an optimizer can have the variable before.
+            self.first_step = np.ones(1)
         return self
 
     @property
@@ -108,7 +103,8 @@ class Quantizer:
     @property
     def is_constant(self) -> bool:
         """True if the rounding never changes."""
-        return self.scale is not None and not self.initial and self.is_ready and not self._is_open
+        is_fixed = self.scale is not None and self.first_step is None
+        return is_fixed and self.is_ready and not self._is_open
 
     @property
     def has_run(self) -> bool:
@@ -131,19 +127,18 @@ class Quantizer:
         if self.remaining or (self._is_open and arithmetic.wide_numpy(tensor).any()):
             self._observe(arithmetic, tensor)
             return None
-        if self.learned:
-            return self.rounded_with(tensor, self.learned)
+        if self.step is not None:
+            return self.rounded_with(tensor, self.step)
         if self.scale is None:
             wide = arithmetic.widen(tensor)
             return self._rounded(tensor, *dynamic_fit(arithmetic, wide, self.grid))
         return self._rounded(tensor, *self.constants(tensor))
 
     def prepare(self, like: Any) -> None:
-        """Make the variables of what is learned, where there are none yet."""
-        if self.initial and not self.learned:
+        """Make the variable of a learned step, where there is none yet."""
+        if self.first_step is not None and self.step is None:
             arithmetic = arithmetic_of(like)
-            wide = arithmetic.widen(like)
-            self.learned = {n: arithmetic.variable(v, wide) for n, v in self.initial.items()}
+            self.step = arithmetic.variable(self.first_step, arithmetic.widen(like))
 
     def constants(self, like: Any) -> tuple[Any, Any]:
         """Return scale and zero point with the device and shape for a tensor."""
@@ -193,19 +188,12 @@ class Quantizer:
             return
         low, high = self._observer.range(self.grid)
         # Never negative, as after a ReLU: all numbers of the grid can be used.
-        if self.options.method == "qat" and self.options.learn == "lsq" and low >= 0:
+        if self.options.method == "qat" and low >= 0:
             self.grid = QuantGrid.unsigned(self.bits)
         self._set_range(low, high)
-        assert self.scale is not None
-        if "step" in self.initial:
-            rows = arithmetic.wide_numpy(tensor).reshape(1, -1)
-            values = {"step": _first_step(rows, self.grid, self.scale)}
-        elif low == high:
-            values = {"low": np.array(-1.0), "high": np.array(1.0)}
-        else:
-            values = {"low": low, "high": max(-low, high) if self.grid.is_symmetric else high}
-        for name, variable in self.learned.items():
-            arithmetic.assign(variable, np.asarray(values[name]).reshape(-1))
+        if self.step is not None:
+            assert self.scale is not None
+            arithmetic.assign(self.step, _first_step(array.reshape(1, -1), self.grid, self.scale))
 
     def _set_range(self, low: Array, high: Array) -> None:
         self.scale, self.zero = self.grid.fitted(np.asarray(low), np.asarray(high))
@@ -213,21 +201,13 @@ class Quantizer:
 
     # -- learning ---------------------------------------------------------
 
-    def rounded_with(self, tensor: Any, learned: Mapping[str, Any]) -> Any:
-        """Return the rounded tensor, differentiable in the tensor and in these learned values."""
+    def rounded_with(self, tensor: Any, step: Any) -> Any:
+        """Return the rounded tensor, differentiable in the tensor and in this step."""
         arithmetic = arithmetic_of(tensor)
         wide = arithmetic.widen(tensor)
         shape = self.beside(shape_of(tensor)) if self.axes else (1,)
-        values = {
-            name: arithmetic.reshape(arithmetic.cast_like(value, wide), shape)
-            for name, value in learned.items()
-        }
-        if "step" in values:
-            rounded = self._with_step(arithmetic, wide, values["step"])
-        else:
-            high = values["high"]
-            rounded = self._in_range(arithmetic, wide, values.get("low", -high), high)
-        return arithmetic.cast_like(rounded, tensor)
+        step = arithmetic.reshape(arithmetic.cast_like(step, wide), shape)
+        return arithmetic.cast_like(self._with_step(arithmetic, wide, step), tensor)
 
     def _with_step(self, arithmetic: Arithmetic, tensor: Any, step: Any) -> Any:
         """Round with a learned step size (Esser et al., ICLR 2020)."""
@@ -243,24 +223,6 @@ class Quantizer:
         rounded = arithmetic.stop_gradient(arithmetic.round(bounded))
         return (rounded + _nothing(arithmetic, bounded)) * step
 
-    def _in_range(self, arithmetic: Arithmetic, tensor: Any, low: Any, high: Any) -> Any:
-        """Round straight-through within a learned range; clipped elements train the bound.
-
-        The gradients are those of PACT (Choi et al., 2018) and of TensorFlow's
-        ``fake_quant_with_min_max_vars``.
-        """
-        grid = self.grid
-        inside = arithmetic.clip(tensor, low, high)
-        low, high = (arithmetic.stop_gradient(bound) for bound in (low, high))
-        if grid.is_symmetric:
-            scale = arithmetic.clip(high, _SMALLEST, math.inf) / grid.high
-            zero = scale * 0
-        else:
-            scale = arithmetic.clip(high - low, _SMALLEST, math.inf) / (grid.high - grid.low)
-            zero = arithmetic.clip(arithmetic.round(grid.low - low / scale), grid.low, grid.high)
-        rounded = fake_quantize(arithmetic.stop_gradient(tensor), scale, zero, grid.low, grid.high)
-        return rounded + _nothing(arithmetic, inside)
-
     # -- figures ----------------------------------------------------------
 
     def final(self) -> tuple[Array, Array] | None:
@@ -268,25 +230,13 @@ class Quantizer:
         yet."""
         if self.remaining or self.scale is None or self.zero is None:
             return None
-        if not self.initial:
+        if self.first_step is None:
             return self.scale, self.zero
-        if not self.learned:
+        if self.step is None:
             return None
-        found = {
-            n: arithmetic_of(v).wide_numpy(v).astype(np.float32) for n, v in self.learned.items()
-        }
-        if "step" in found:
-            step = np.maximum(found["step"], np.float32(_SMALLEST))
-            return step.reshape(self.scale.shape), np.zeros_like(self.scale)
-        high = found["high"]
-        grid = self.grid
-        span = high if grid.is_symmetric else high - found["low"]
-        steps = grid.high if grid.is_symmetric else grid.high - grid.low
-        scale = (np.maximum(span, np.float32(_SMALLEST)) / np.float32(steps)).astype(np.float32)
-        zero = np.zeros_like(scale)
-        if not grid.is_symmetric:
-            zero = np.clip(np.round(grid.low - found["low"] / scale), grid.low, grid.high)
-        return scale.reshape(self.scale.shape), zero.reshape(self.scale.shape)
+        found = arithmetic_of(self.step).wide_numpy(self.step).astype(np.float32)
+        step = np.maximum(found, np.float32(_SMALLEST))
+        return step.reshape(self.scale.shape), np.zeros_like(self.scale)
 
     def row(self) -> dict[str, Any]:
         """Return everything that another program needs to round alike, as plain data."""

@@ -45,28 +45,6 @@ class Sensitivity:
     ops: list[OpSensitivity]
     baseline: float | None = None
 
-    def exclude(
-        self,
-        *,
-        worst: int | None = None,
-        sqnr_below: float | None = None,
-        metric_below: float | None = None,
-    ) -> list[str]:
-        """Return the ids of the operators to leave out, for the option ``exclude``.
-
-        Args:
-            worst: the first so many.
-            sqnr_below: exclude operators with an SQNR below this, in decibels.
-            metric_below: exclude operators with a metric below this.
-        """
-        return [
-            op.id
-            for place, op in enumerate(self.ops)
-            if (worst is not None and place < worst)
-            or (sqnr_below is not None and op.sqnr < sqnr_below)
-            or (metric_below is not None and op.metric is not None and op.metric < metric_below)
-        ]
-
 
 class MeasuringTool(amanda.Tool):
     """Runs operators with exact and with rounded inputs, and continues with the exact output.

@@ -136,15 +136,14 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
             return operator(*inputs)
         for quantizer in quantizers:
             quantizer.prepare(inputs[quantizer.index])
-        variables = [value for quantizer in quantizers for value in quantizer.learned.values()]
+        variables = [quantizer.step for quantizer in quantizers]
         arithmetic = arithmetic_of(inputs[places[0]])
-        tensors, values = arithmetic.train_in_backward(
+        tensors, steps = arithmetic.train_in_backward(
             [inputs[place] for place in places], variables, self.options.learning_rate
         )
-        rounded, remaining = list(inputs), iter(values)
-        for quantizer, tensor in zip(quantizers, tensors, strict=True):
-            learned = {name: next(remaining) for name in quantizer.learned}
-            rounded[quantizer.index] = quantizer.rounded_with(tensor, learned)
+        rounded = list(inputs)
+        for quantizer, tensor, step in zip(quantizers, tensors, steps, strict=True):
+            rounded[quantizer.index] = quantizer.rounded_with(tensor, step)
         return operator(*rounded)
 
     def _quantizers_of(self, context: OpContext, op: OpDescription) -> list[Quantizer]:
@@ -221,7 +220,7 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
     def parameters(self) -> list[Any]:
         """Return what method=qat learns, for an optimizer; known after the first run."""
         found = {id(q): q for quantizers in self.quantizers.values() for q in quantizers}
-        return [value for quantizer in found.values() for value in quantizer.learned.values()]
+        return [quantizer.step for quantizer in found.values() if quantizer.step is not None]
 
     # -- results ----------------------------------------------------------
 

@@ -66,7 +66,7 @@ class StatsTool(WatchingTool[StatsOptions]):
             "saturated": {
                 w.key: row["saturated"] / row["elements"] for w, row in rows if row["saturated"]
             },
-            **self.gaps(),
+            "not_looked_at": self.not_looked_at.by_kind(),
         }
 
     def tables(self) -> Iterable[Table]:
@@ -86,7 +86,7 @@ class StatsTool(WatchingTool[StatsOptions]):
                 yield Table(title, columns, rows, detail=noun == "other gradient")
         yield from self._peculiar()
         yield from self.outside_of_model()
-        yield from self.gap_tables()
+        yield from self.not_looked_at.tables(self.name)
 
     def _peculiar(self) -> Iterable[Table]:
         """Yield a table of dead units, and one of saturated elements."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
-
 from amanda.results import RunReport, Table, ToolReport
 from amanda_tools._output.report.columns import (
     IN_THE_RUN,
@@ -35,7 +33,7 @@ _FEW = 6
 
 def document_of(report: RunReport) -> Document:
     """Make the page of a run."""
-    sections = _without_repeats([_section(tool) for tool in report.tools])
+    sections = [_section(tool) for tool in report.tools]
     model = _model(report, sections)
     lead = describe_run(report, model)
     return Document(
@@ -47,22 +45,6 @@ def document_of(report: RunReport) -> Document:
         model=model,
         sections=sections,
     )
-
-
-def _without_repeats(sections: Sequence[Section]) -> list[Section]:
-    """Remove line charts that an earlier section has, such as the durations of the steps."""
-    seen = set[str]()
-    found = []
-    for section in sections:
-        # Each tool takes the time of a step for itself: the last digits differ.
-        lines = [chart.title for chart in section.charts if chart.kind == "line"]
-        if seen & set(lines):
-            charts = [c for c in section.charts if c.kind != "line" or c.title not in seen]
-            found.append(attrs.evolve(section, charts=charts))
-        else:
-            found.append(section)
-        seen.update(lines)
-    return found
 
 
 def _model(report: RunReport, sections: list[Section]) -> ModelView | None:
