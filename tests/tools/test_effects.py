@@ -30,6 +30,7 @@ from amanda_tools.printing import PrintingTool
         ("inject", {"low": -3.0}),
         ("inject", {"fault": "normal", "high": 3.0}),
         ("inject", {"rate": 0.1, "count": 3}),
+        ("quantize", {"percentile": 99.0}),
         ("quantize", {"method": "dynamic", "calibration": 3}),
         ("quantize", {"weight_bits": 0, "per_channel": True}),
         ("quantize", {"activation_bits": 0, "symmetric": True}),
@@ -52,6 +53,7 @@ def test_an_option_without_effect_is_refused(tool: str, options: dict[str, Any])
         ("prune", {"method": "nm", "n": 1, "m": 4}),
         ("prune", {"method": "tile", "tile": 4, "end": 9, "every": 3}),
         ("inject", {"fault": "uniform", "low": -3.0, "count": 3}),
+        ("quantize", {"observer": "percentile", "percentile": 99.0}),
         ("trace", {"timeline": False}),
     ],
 )

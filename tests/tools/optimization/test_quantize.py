@@ -214,6 +214,19 @@ def test_zeros_stay_zeros() -> None:
 # -- observers -----------------------------------------------------------------
 
 
+def test_percentiles_leave_the_outermost_values_out() -> None:
+    x = torch.randn(1, 4000)
+    layer = nn.Linear(4000, 2)
+    tool = QuantizeTool(observer="percentile", percentile=99)
+    with amanda.apply(tool):
+        layer(x)
+    activation, weight = tool.result()["ops"][0]["quantizers"]
+    low, high = np.percentile(x.numpy(), [1, 99])
+    assert activation["scale"] == pytest.approx((high - low) / 255, rel=1e-5)
+    bound = np.percentile(np.abs(layer.weight.detach().numpy()), 99, axis=1)
+    assert weight["scale"] == pytest.approx((bound / 127).tolist(), rel=1e-5)
+
+
 def test_least_error_is_the_best_of_all_shares() -> None:
     """No other share of the full range has a smaller squared error."""
     torch.manual_seed(0)
@@ -341,6 +354,7 @@ def test_what_is_not_quantized_is_listed_with_the_reason() -> None:
         ({"activation_bits": 32}, "activation_bits=32"),
         ({"number": "e4m3", "method": "qat"}, "number=e4m3 cannot be learned"),
         ({"number": "e5m2", "observer": "mse"}, "number=e5m2 has no observer=mse"),
+        ({"percentile": 40}, "percentile=40.0"),
         ({"calibration": 0}, "calibration=0"),
     ],
 )

@@ -9,7 +9,7 @@ from amanda_tools.quantize.numbers import QuantGrid, integers
 from amanda_tools.quantize.options import QuantizeOptions
 
 SAMPLES = 2**18
-"""Elements per execution that observer=mse looks at, evenly spaced."""
+"""Elements per execution that the observers percentile and mse look at, evenly spaced."""
 
 _SHRINKS = np.linspace(1.0, 0.2, 81)
 """Fractions of the full range from which observer=mse chooses."""
@@ -29,7 +29,7 @@ class RangeObserver:
         if value.size == 0:
             return
         self._low, self._high = min(self._low, value.min()), max(self._high, value.max())
-        if self._options.observer == "mse":
+        if self._options.observer != "minmax":
             # Evenly spaced, not random: the result must not depend on a seed.
             stride = -(-value.size // SAMPLES)
             self._samples.append(value[::stride])
@@ -47,7 +47,17 @@ class RangeObserver:
 def range_of(rows: Array, options: QuantizeOptions, grid: QuantGrid) -> tuple[Array, Array]:
     """Return the range of each row, as the option observer defines it."""
     low, high = np.minimum(rows.min(1), 0), np.maximum(rows.max(1), 0)
+    if options.observer == "percentile":
+        return _percentiles(rows, options.percentile, grid)
     return _least_error(rows, low, high, grid) if options.observer == "mse" else (low, high)
+
+
+def _percentiles(rows: Array, percentile: float, grid: QuantGrid) -> tuple[Array, Array]:
+    if grid.is_symmetric:
+        high = np.percentile(np.abs(rows), percentile, axis=1)
+        return -high, high
+    low, high = np.percentile(rows, [100 - percentile, percentile], axis=1)
+    return np.minimum(low, 0), np.maximum(high, 0)
 
 
 def _least_error(rows: Array, low: Array, high: Array, grid: QuantGrid) -> tuple[Array, Array]:

@@ -28,7 +28,9 @@ class QuantizeOptions:
         number: integers, or 8-bit floating-point numbers (e4m3, e5m2).
         per_channel: weights have a scale per output channel, else one.
         symmetric: activations have the zero point 0; weights always have.
-        observer: the full range (minmax), or the one with the least squared error (mse).
+        observer: the full range (minmax), the range without the outermost values (percentile), or
+            the one with the least squared error (mse).
+        percentile: of observer=percentile.
         calibration: executions of each op that are observed before it is quantized.
         learning_rate: of qat: the tool trains what it learns by gradient descent, at each backward
             pass; 0 leaves it to your optimizer, which is not possible in graph modes.
@@ -50,7 +52,12 @@ class QuantizeOptions:
             lambda o: o.activation_bits and o.number == "int",
         ),
     )
-    observer: Literal["minmax", "mse"] = "minmax"
+    observer: Literal["minmax", "percentile", "mse"] = "minmax"
+    percentile: float = attrs.field(
+        default=99.99,
+        converter=float,
+        metadata=applies_if("observer=percentile", lambda o: o.observer == "percentile"),
+    )
     calibration: int = attrs.field(
         default=1, metadata=applies_if("method=static|qat", lambda o: o.method != "dynamic")
     )
@@ -72,6 +79,7 @@ class QuantizeOptions:
                     for name, value in bits.items()
                 },
                 "weight_bits=0 and activation_bits=0 leave everything as it is": any(bits.values()),
+                f"percentile={self.percentile} is not in (50, 100]": 50 < self.percentile <= 100,
                 f"calibration={self.calibration} is not positive": self.calibration > 0,
                 f"number={self.number} cannot be learned: method=qat": is_int
                 or self.method != "qat",
