@@ -248,14 +248,16 @@ def test_the_fused_attention_of_a_cpu() -> None:
     assert found["flops_backward"] == 2 * 5 * product
 
 
-def test_gradients_of_a_grouped_convolution() -> None:
+def test_gradients_of_grouped_and_transposed_convolutions() -> None:
     """Each costs what the convolution costs; torch's counter forgets the groups of the weight's."""
-    data, weight = torch.rand(2, 4, 9, 9, **X), torch.rand(6, 2, 3, 3, **X)
-    found = applied(
-        FlopsTool(), lambda: functional.conv2d(data, weight, groups=2).sum().backward()
-    ).summary()
-    assert found["flops"] == 2 * (2 * 6 * 7 * 7) * (2 * 3 * 3)
-    assert found["flops_backward"] == 2 * found["flops"]
+    data, weight, other = (torch.rand(*s, 3, 3, **X) for s in ((2, 4), (6, 2), (4, 6)))
+    for convolve, count in (
+        (lambda: functional.conv2d(data, weight, padding=1, groups=2), 2 * 6 * 9 * 2),
+        (lambda: functional.conv_transpose2d(data, other, stride=2), 2 * 4 * 9 * 6),
+    ):
+        found = applied(FlopsTool(), lambda convolve=convolve: convolve().sum().backward())
+        assert found.summary()["flops"] == 2 * count * 3 * 3
+        assert found.summary()["flops_backward"] == 2 * found.summary()["flops"]
 
 
 def test_products_of_groups_and_their_gradients() -> None:
@@ -272,16 +274,6 @@ def test_products_of_groups_and_their_gradients() -> None:
     assert found["flops"] == 2 * 6 * 16 * 8
     assert found["flops_backward"] == 2 * found["flops"]
     assert found["unknown_ops"] == {}
-
-
-def test_gradients_of_a_transposed_convolution() -> None:
-    """Each costs what the convolution costs."""
-    data, weight = torch.rand(2, 4, 5, 5, **X), torch.rand(4, 6, 3, 3, **X)
-    found = applied(
-        FlopsTool(), lambda: functional.conv_transpose2d(data, weight, stride=2).sum().backward()
-    ).summary()
-    assert found["flops"] == 2 * (2 * 4 * 5 * 5) * (6 * 3 * 3)
-    assert found["flops_backward"] == 2 * found["flops"]
 
 
 def test_grouped_query_attention_counts_all_queries() -> None:

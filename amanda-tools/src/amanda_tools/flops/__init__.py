@@ -19,7 +19,7 @@ from amanda import OpContext
 from amanda.inline import Counter
 from amanda.interface.points import Point, PointContext
 from amanda.results import Chart, Table
-from amanda.tools.description import OUTSIDE, OpDescription, describe
+from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.one_run import ModelFigures, run_once
 from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, with_steps
@@ -575,7 +575,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         return Table(f"flops by {by}", (*columns, "run") if has_steps(rows) else columns, lines)
 
     def charts(self) -> Iterable[Chart]:
-        """Operations by module and by type; parameters by module."""
+        """Operations by module and by type, and those of each step."""
         both = {"forward": "flops", "backward": "flops_backward"}
         rows = shown(self.op_rows(), self.options)
         of_forward = forward_types(rows)
@@ -590,10 +590,6 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         yield from rank_groups("operations by type", types, both, "FLOP", run)
         steps = self.figures_of_steps()
         yield from lines_over_steps("operations per step", steps, both, "FLOP")
-        # Operators outside of modules initialize and update parameters; they are not where models
-        # use them.
-        inside = {name: of for name, of in modules.items() if name != OUTSIDE} or modules
-        yield from rank_modules("parameters by module", inside, {"parameters": "params"})
 
 
 class ModelFlops(ModelFigures):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from amanda.tools.description import OUTSIDE
 from amanda_tools._bases.watching import KINDS, Sample, WatchedTensor, WatchingOptions, WatchingTool
 from amanda_tools._output.csv_files import write_table
 from amanda_tools._output.folding import in_model
-from amanda_tools._values.moments import Moments
 from amanda_tools.stats.tensorboard import require_tensorboard, write_tensorboard
 
 __all__ = ["StatsOptions", "StatsTool"]
@@ -107,8 +105,7 @@ class StatsTool(WatchingTool[StatsOptions]):
             yield Table("stats: saturated elements", ("tensor", "share"), shares)
 
     def charts(self) -> Iterable[Chart]:
-        """For each kind of tensor the standard deviations in the order of the run, and a
-        histogram."""
+        """For each kind of tensor the standard deviations in the order of the run."""
         for kind in KINDS:
             part = self.listed(kind)
             moments = [watched.moments for watched in part]
@@ -124,7 +121,6 @@ class StatsTool(WatchingTool[StatsOptions]):
                     axis="tensors in the order of the run",
                     log=True,
                 )
-            yield from _sizes(f"sizes of the elements of the {kind}", moments)
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv``, a line per sample, and an event file in ``<stem>.tensorboard``."""
@@ -137,25 +133,6 @@ class StatsTool(WatchingTool[StatsOptions]):
             place = folder / f"{stem}.tensorboard"
             written.append(write_tensorboard(place, self.series, self.watched.values()))
         return written
-
-
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-"""Digits of an exponent."""
-
-
-def _sizes(title: str, moments: Iterable[Moments]) -> Iterable[Chart]:
-    """Yield a histogram of magnitudes, by powers of two, of all tensors together."""
-    counts: dict[int, int] = {}
-    for low, high, count in (found for m in moments for found in m.histogram()):
-        if low or high:
-            # Bins are named after their lower magnitude.
-            power = round(math.log2(min(abs(low), abs(high))))
-            counts[power] = counts.get(power, 0) + int(count)
-    if counts:
-        powers = range(min(counts), max(counts) + 1)
-        values = [counts.get(power, 0) for power in powers]
-        labels = [f"2{str(power).translate(_RAISED)}" for power in powers]
-        yield Chart(title=title, kind="hist", labels=labels, values={"elements": values})
 
 
 def _rank(watched: WatchedTensor) -> tuple[bool, float]:
