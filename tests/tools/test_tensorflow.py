@@ -218,8 +218,8 @@ def test_each_iteration_of_a_loop_counts() -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_parameters_of_one_name_are_apart(compiled: bool) -> None:
-    """Each of two variables of one name, also of one module, has rows of its own; weights are looked
-    at once in each step, also where a function is traced again."""
+    """Each of two variables of one name has rows of its own; weights are looked at once in each step,
+    also where a function is traced again."""
     first, second = (tf.Variable(tf.fill((2, 2), x), name="w") for x in (1.0, 3.0))
 
     def step(x: Any) -> Any:
