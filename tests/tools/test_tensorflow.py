@@ -218,7 +218,7 @@ def test_each_iteration_of_a_loop_counts() -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_parameters_of_one_name_are_apart(compiled: bool) -> None:
-    """Each of two variables of one name has rows of its own; weights are looked at once in each step,
+    """Each of two variables of one name has rows of its own; weights are looked at once a step,
     also where a function is traced again."""
     first, second = (tf.Variable(tf.fill((2, 2), x), name="w") for x in (1.0, 3.0))
 
