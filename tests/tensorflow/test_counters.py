@@ -91,9 +91,9 @@ def test_counters_agree_with_python_routines(program: Callable[..., Any], after:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_counters_in_loops_and_branches(after: bool) -> None:
-    """Counters in the condition and the body of a loop, and in branches, count each of their
-    runs."""
+def test_counters_in_loops_and_branches(after: bool, made: list[PythonNode]) -> None:
+    """Counters in the condition and the body of a loop, and in branches, count each of their runs,
+    by one Python node in each of these."""
 
     @tf.function
     def program(x: Any) -> Any:
@@ -108,6 +108,7 @@ def test_counters_in_loops_and_branches(after: bool) -> None:
     expected = {"while/cond/while/Less": 8, "while/body/while/Sin": 6, "Greater": 2}
     expected |= {"cond/then_branch/cond/Cos": 1, "cond/else_branch/cond/Exp": 1}
     assert {name: by_name[name] for name in expected} == expected
+    assert len(made) == 4
 
 
 @pytest.fixture

@@ -218,18 +218,21 @@ def test_each_iteration_of_a_loop_counts() -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_parameters_of_one_name_are_apart(compiled: bool) -> None:
-    """Each of two variables of one name, also of one module, has rows of its own."""
+    """Each of two variables of one name has rows of its own; weights are looked at once a step,
+    also where a function is traced again."""
     first, second = (tf.Variable(tf.fill((2, 2), x), name="w") for x in (1.0, 3.0))
 
-    def step() -> Any:
+    def step(x: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.ones((2, 2)) @ first @ second)
+            loss = tf.reduce_sum(x @ first @ second)
         return loss, tape.gradient(loss, [first, second])
 
-    tool = applied(StatsTool(), tf.function(step) if compiled else step)
+    run = tf.function(step) if compiled else step
+    tool = applied(StatsTool(), lambda: [run(tf.ones((n, 2))) for n in (2, 3, 3)])
+    assert _by_parameter(tool, "weights") == {"w": 3, "w@1": 3}
     rows = {(row["parameter"], row["kind"]): row["mean"] for row in tool.op_rows()}
     assert (rows["w", "weights"], rows["w@1", "weights"]) == (1, 3)
-    assert (rows["w", "gradients"], rows["w@1", "gradients"]) == (12, 4)
+    assert (rows["w", "gradients"], rows["w@1", "gradients"]) == (16, pytest.approx(16 / 3))
 
 
 def test_a_nan_names_the_variable_that_holds_it() -> None:

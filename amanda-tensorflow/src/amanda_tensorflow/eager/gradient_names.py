@@ -25,15 +25,12 @@ from amanda_tensorflow.mapping_rules import unversioned
 
 _PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
 
-_BROADCASTING = frozenset(
-    "Add AddV2 Sub Mul RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference "
-    "BatchMatMulV2 BatchMatMulV3".split()
-)
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+
+_BROADCASTING = frozenset(_TABLES["broadcasting"].split())
 """Operators whose gradient function ends by a sum and a Reshape for each broadcast input."""
 
-_POSITIONS: Mapping[str, Mapping[str, Sequence[int]]] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text("utf-8")
-)
+_POSITIONS: Mapping[str, Mapping[str, Sequence[int]]] = _TABLES["positions"]
 """By forward and by backward type, without versions, the input whose gradient each output is."""
 
 
@@ -75,9 +72,8 @@ def _other_factor(consumed: Sequence[Any], inputs: Sequence[Any]) -> Sequence[in
 def _is_elementwise(left: Any, right: Any) -> bool:
     """True if no sum follows the product of a gradient and a factor (``_MulGrad``, 2.16 to
     2.21)."""
-    if left is None or right is None:
-        return False
-    return bool(left.shape == right.shape) and left.dtype in (tf.int32, tf.float32)
+    is_known = left is not None and right is not None and left.dtype in (tf.int32, tf.float32)
+    return bool(is_known and left.shape == right.shape)
 
 
 def _is_plain(left: Any, right: Any) -> bool:

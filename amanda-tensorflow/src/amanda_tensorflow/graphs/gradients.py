@@ -287,7 +287,7 @@ class GraphGradients:
             inputs = view.inputs if view else ()
             for gradient, tensor in zip(call.grad_inputs, inputs, strict=False):
                 if gradient == name and (found := tensor.parameter_name()):
-                    return found
+                    return str(found)
         return None
 
     def is_own(self, site: OpSite, call: GradientCall) -> bool:

@@ -461,12 +461,8 @@ class Instrument:
         handle = OpHandle(forward.op_id, scopes, *tensors, forward.key)
         view = NamedOperator(op.type, backward_id)
         parameter = functools.partial(self.gradients.parameter_of, site)
-        described = GraphBackwardCall(
-            *(view, backward_id, names, *tensors),
-            source=op,
-            likes=forward.likes,
-            parameter=parameter,
-        )
+        likes = forward.likes
+        described = GraphBackwardCall(view, backward_id, names, *tensors, op, likes, parameter)
         return BackwardExecution(self.dispatcher, handle, described)
 
     def _not_owned(self, why: str) -> None:

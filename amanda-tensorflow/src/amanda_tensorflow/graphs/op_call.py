@@ -10,7 +10,7 @@ import attrs
 import tensorflow as tf
 
 from amanda.errors import CapabilityError
-from amanda.interface.calls import BackwardCall, OpCall, Variable
+from amanda.interface.calls import BackwardCall, OpCall, Variable, no_name
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map.recording import TensorName
 from amanda_tensorflow.graphs.sites import OpSite
@@ -68,9 +68,9 @@ class GraphBackwardCall(BackwardCall):
         parameter: gives the path of the parameter whose gradient an output is; None for others.
     """
 
-    source: Any = attrs.field(kw_only=True)
-    likes: Sequence[Any] = attrs.field(kw_only=True)
-    parameter: Callable[[TensorName], str | None] = attrs.field(kw_only=True)
+    source: Any = None
+    likes: Sequence[Any] = ()
+    parameter: Callable[[TensorName], str | None] = no_name
 
     def shown_inputs(self) -> Sequence[Any] | None:
         return placed(self.likes)

@@ -147,9 +147,9 @@ class WatchingTool(PrintingTool[OptionsT]):
         self.series: list[Sample] = []
         self.routines = 0
         self._known = KnownMoments(zeros_only=self.zeros_only)
-        # The first model, and by key of a parameter the operator that reads it first.
+        # The first model; by key of a parameter the operator that read it first in the last step.
         self._model = ""
-        self._readers: dict[str, str] = {}
+        self._readers: dict[str, tuple[str, int]] = {}
         # By forward operator the last figures of gradients within it, and keys of those that have
         # the elements of a parameter's gradient.
         self._inner: dict[str, dict[str, Moments]] = {}
@@ -238,7 +238,8 @@ class WatchingTool(PrintingTool[OptionsT]):
             if tensor is None or self._is_elsewhere(routine, position):
                 continue
             if not reader_of(tensor).is_readable_float(tensor):
-                self.not_looked_at.note(tensor)
+                is_handle = routine.kind == "weights" and is_opaque(tensor)
+                self.not_looked_at.note(tensor, "weight behind a handle" if is_handle else "")
                 continue
             watched = self._watched_tensor(routine, position, tensor)
             array = reader_of(tensor).numpy_view(tensor)
@@ -268,8 +269,11 @@ class WatchingTool(PrintingTool[OptionsT]):
         return label + _GRADIENT if op.direction == "backward" else label
 
     def _is_read_before(self, op: OpDescription, key: str) -> bool:
-        """True if another operator was the first to read the parameter of a key."""
-        return self.by_parameter and self._readers.setdefault(key, op.id) != op.id
+        """True if another operator was the first in this step to read the parameter of a key."""
+        reader, step = self._readers.get(key, ("", -1))
+        if step != self.steps:
+            reader, _ = self._readers[key] = op.id, self.steps
+        return self.by_parameter and reader != op.id
 
     def _is_elsewhere(self, routine: WatchingRoutine, position: int) -> bool:
         """True for a tensor whose figures another row has, that of a parameter."""

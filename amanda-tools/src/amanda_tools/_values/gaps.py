@@ -23,9 +23,9 @@ class NotLookedAt:
     def __init__(self) -> None:
         self._counts: collections.Counter[str] = collections.Counter()
 
-    def note(self, tensor: Any, *, unless: bool = False) -> None:
-        """Count a tensor, unless it is looked at or its kind is ""."""
-        if not unless and (kind := reader_of(tensor).kind(tensor)):
+    def note(self, tensor: Any, otherwise: str = "", *, unless: bool = False) -> None:
+        """Count a tensor, unless it is looked at or its kind, `otherwise` if it has none, is ""."""
+        if not unless and (kind := reader_of(tensor).kind(tensor) or otherwise):
             self._counts[kind] += 1
 
     def by_kind(self) -> dict[str, int]:
