@@ -44,7 +44,8 @@ class BackwardRoutines:
     Attributes:
         before, after: those before and after it.
         steps_before, steps_after: the steps that they come down to, which the extension reads, too.
-        around_before, around_after: what these ask for, see :func:`amanda.inline.steps.around`.
+        ends: before and after it, each of them, and what they ask for, see
+            :func:`amanda.inline.steps.around`.
         is_joined: True if the steps after it are given the tensors on both sides of it.
     """
 
@@ -55,7 +56,10 @@ class BackwardRoutines:
         pairs = joined(*steps)
         self.is_joined = pairs is not None
         self.steps_before, self.steps_after = pairs or steps
-        self.around_before, self.around_after = map(around, steps)
+        self.ends = (
+            (before, self.steps_before, around(steps[0])),
+            (after, self.steps_after, around(steps[1])),
+        )
 
 
 def selected(action: Action, values: Sequence[Any]) -> Sequence[Any]:
@@ -119,18 +123,6 @@ class RoutineDispatcher(Dispatcher):
         self.settled = {}
         if self.native is not None:
             self.native.forget()
-
-    def is_plain_thread(self, thread: dict[str, Any]) -> bool:
-        """True if backward operators that run in a thread now may take the routines in `settled`.
-
-        Args:
-            thread: ``vars(STATE)`` of the current thread.
-        """
-        return (
-            thread["enabled"]
-            and thread["cache"]
-            and not (thread["paused"] or thread["held"] or self._quiet)
-        )
 
     def put(
         self,
