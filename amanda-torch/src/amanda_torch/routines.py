@@ -21,7 +21,7 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.engine.notes import note
 from amanda.engine.tool_code import ToolCode
 from amanda.errors import InPlaceWarning
-from amanda.inline.steps import Step, StepKind, around, joined, lowered_all
+from amanda.inline.steps import Around, Step, StepKind, around, joined, lowered_all
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
 from amanda.state import STATE, LiveScope, unwind
@@ -45,8 +45,8 @@ class BackwardRoutines:
         before, after: those before and after it.
         steps_before, steps_after: the steps that they come down to, which the extension reads, too.
         ends: before and after it, each of them, and what they ask for, see
-            :func:`amanda.inline.steps.around`.
-        is_joined: True if the steps after it are given the tensors on both sides of it.
+            :func:`amanda.inline.steps.around`; None where the steps are given the tensors on both
+            sides of it.
     """
 
     def __init__(self, before: Sequence[Action], after: Sequence[Action]) -> None:
@@ -54,12 +54,10 @@ class BackwardRoutines:
         self.after = after
         steps = lowered_all(before), lowered_all(after)
         pairs = joined(*steps)
-        self.is_joined = pairs is not None
+        needed = (*map(around, steps),) if pairs is None else (Around.BLIND, None)
         self.steps_before, self.steps_after = pairs or steps
-        self.ends = (
-            (before, self.steps_before, around(steps[0])),
-            (after, self.steps_after, around(steps[1])),
-        )
+        every = (before, after), (self.steps_before, self.steps_after), needed
+        self.ends = (*zip(*every, strict=True),)
 
 
 def selected(action: Action, values: Sequence[Any]) -> Sequence[Any]:
@@ -190,6 +188,8 @@ class RoutineDispatcher(Dispatcher):
 
     def run_blind(self, steps: Sequence[Step]) -> None:
         """Run the steps of a point none of which takes a tensor, such as counters and clocks."""
+        if not steps:
+            return
         if _dispatch_depth() or _internals.in_forward_ad():
             _internals.without_modes(super().run_all, [step.action for step in steps], [])
             return

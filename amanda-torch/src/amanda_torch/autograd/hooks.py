@@ -21,8 +21,11 @@ from amanda_torch.routines import TOOL_CODE, BackwardRoutines, RoutineDispatcher
 
 Gradients = Sequence[Any]
 
-_reading = _internals.READING
 _without_modes = _internals.without_modes
+
+_PLAIN = True, True, 0, False, {}
+"""What a thread is as where settled routines may be taken: in scopes, with the cache, outside of
+tools' code and of blocks that are suspended; and no pass of a tool runs."""
 
 
 class NodeCall(BackwardCall):
@@ -116,9 +119,7 @@ class NodeHooks:
         """All routines; None if an analysis has yet to run, or one replaces the operator."""
         return self._dispatcher.settled.get(self._key) or self._settle()
 
-    def __call__(
-        self, gradients: tuple[Any, ...], consumed: tuple[Any, ...] | None = None
-    ) -> Any:
+    def __call__(self, gradients: tuple[Any, ...], consumed: tuple[Any, ...] | None = None) -> Any:
         """Prehook and posthook: the gradients to use instead, None for the same.
 
         Args:
@@ -131,28 +132,25 @@ class NodeHooks:
             return None
         dispatcher, thread, values = self._dispatcher, vars(STATE), list(gradients)
         settled = dispatcher.settled.get(self._key) or self._settle()
-        is_plain = thread["enabled"] and thread["cache"] and not thread["paused"]
-        if settled is None or not is_plain or thread["held"] or dispatcher.quiet:
+        now = thread["enabled"], thread["cache"], thread["paused"], thread["held"], dispatcher.quiet
+        if settled is None or now != _PLAIN:
             changed = _without_modes(self._run_recorded, values, consumed)
-        elif consumed is not None and settled.is_joined:
-            dispatcher.run_joined(settled, list(consumed), values)
-            return None
         else:
             actions, steps, needed = settled.ends[consumed is not None]
-            if settled.is_joined or needed <= Around.BLIND:
-                if steps:
-                    dispatcher.run_blind(steps)
+            if needed is None:
+                dispatcher.run_joined(settled, list(flowing), values)
                 return None
-            if needed is Around.ALL or _reading.is_on or not _internals.is_untransformed():
+            if needed <= Around.BLIND:
+                dispatcher.run_blind(steps)
+                return None
+            if needed is Around.ALL or not _internals.is_untransformed():
                 changed = dispatcher.run_all(actions, values)
             else:
                 done = TOOL_CODE.enter(until_result, actions, values, isolated=True)
                 if done is None:
                     return None
                 changed = _without_modes(dispatcher.go_on, actions, values, *done)
-        if changed is not values and consumed is not None:
-            self._check_places(values, changed)
-        return None if changed is values else tuple(changed)
+        return None if changed is values else self._replaced(values, changed, consumed)
 
     def _run_recorded(self, values: list[Any], consumed: Gradients | None) -> Gradients:
         """Run the analyses and routines of one end, as the records of the scopes tell."""
@@ -160,13 +158,16 @@ class NodeHooks:
             return self._execution.before(values)
         return self._execution.after(values, list(consumed))
 
-    def _check_places(self, values: Gradients, changed: Gradients) -> None:
+    def _replaced(
+        self, values: Gradients, changed: Gradients, consumed: Gradients | None
+    ) -> tuple[Any, ...]:
         for index, (old, new) in enumerate(zip(values, changed, strict=True)):
-            if old is None and new is not None:
+            if consumed is not None and old is None and new is not None:
                 raise CapabilityError(
                     f"op {self._execution.call.op_id} produces no gradient at position {index}, "
                     "so that PyTorch takes none in its place; return None there"
                 )
+        return tuple(changed)
 
     def _settle(self) -> BackwardRoutines | None:
         """Keep the routines for the next executions; None if an analysis has yet to run, and where

@@ -259,7 +259,7 @@ def _begun() -> list[tuple[dict[int, Any], int]] | None:
 def notes_dropped() -> Iterator[None]:
     """Drop, after a backward pass, its notes of gradients that it has not joined, as it raised:
     they would keep its graph alive."""
-    if not _Notes.are_taken:
+    if not PassNotes.are_taken:
         # A value of the threads costs time at each node of a pass.
         yield
         return
@@ -273,7 +273,7 @@ def notes_dropped() -> Iterator[None]:
         _internals.keep_in_thread(_BEGUN, outer)
 
 
-class _Notes(dict[int, dict[int, Any]]):
+class PassNotes(dict[int, dict[int, Any]]):
     """What hooks have noted of gradients, by the number of a backward pass.
 
     Attributes:
@@ -284,7 +284,7 @@ class _Notes(dict[int, dict[int, Any]]):
 
     def __init__(self) -> None:
         super().__init__()
-        _Notes.are_taken = True
+        PassNotes.are_taken = True
 
     def of_pass(self) -> dict[int, Any]:
         """The notes of the backward pass that runs."""
@@ -315,7 +315,7 @@ class ViewGradients:
         self._count = count
         # The nodes of the views, and their gradients. The nodes are known here only while a pass
         # runs: they lead to the node of these hooks.
-        self._passes = _Notes()
+        self._passes = PassNotes()
         self._repeats = False
 
     def register(self, outputs: Sequence[Any], node: Any, start: int) -> None:
@@ -516,7 +516,7 @@ class DelayedGradients:
         self._change = _Selected(whole.after, (*self._direct, *behind), len(values))
         self.skipped = len(self._direct)
         # The gradients that are withheld, by input.
-        self._withheld = _Notes()
+        self._withheld = PassNotes()
 
     def before_views(self, values: list[Any]) -> list[Any]:
         """The values to run the operator on."""
