@@ -14,7 +14,7 @@ from typing import Any
 from amanda.interface.compiled_extension import Extension
 from amanda_torch.driver import LoadedDriver
 
-EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=20, newest_python=(3, 14))
+EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=21, newest_python=(3, 14))
 
 
 def refusal() -> str:

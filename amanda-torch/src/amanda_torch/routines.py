@@ -21,7 +21,7 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.engine.notes import note
 from amanda.engine.tool_code import ToolCode
 from amanda.errors import InPlaceWarning
-from amanda.inline.steps import Step, StepKind, around, joined, lowered_all
+from amanda.inline.steps import Around, Step, StepKind, around, joined, lowered_all
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
 from amanda.state import STATE, LiveScope, unwind
@@ -44,8 +44,9 @@ class BackwardRoutines:
     Attributes:
         before, after: those before and after it.
         steps_before, steps_after: the steps that they come down to, which the extension reads, too.
-        around_before, around_after: what these ask for, see :func:`amanda.inline.steps.around`.
-        is_joined: True if the steps after it are given the tensors on both sides of it.
+        ends: before and after it, each of them, and what they ask for, see
+            :func:`amanda.inline.steps.around`; None where the steps are given the tensors on both
+            sides of it.
     """
 
     def __init__(self, before: Sequence[Action], after: Sequence[Action]) -> None:
@@ -53,9 +54,10 @@ class BackwardRoutines:
         self.after = after
         steps = lowered_all(before), lowered_all(after)
         pairs = joined(*steps)
-        self.is_joined = pairs is not None
+        needed = (*map(around, steps),) if pairs is None else (Around.BLIND, None)
         self.steps_before, self.steps_after = pairs or steps
-        self.around_before, self.around_after = map(around, steps)
+        every = (before, after), (self.steps_before, self.steps_after), needed
+        self.ends = (*zip(*every, strict=True),)
 
 
 def selected(action: Action, values: Sequence[Any]) -> Sequence[Any]:
@@ -119,18 +121,6 @@ class RoutineDispatcher(Dispatcher):
         self.settled = {}
         if self.native is not None:
             self.native.forget()
-
-    def is_plain_thread(self, thread: dict[str, Any]) -> bool:
-        """True if backward operators that run in a thread now may take the routines in `settled`.
-
-        Args:
-            thread: ``vars(STATE)`` of the current thread.
-        """
-        return (
-            thread["enabled"]
-            and thread["cache"]
-            and not (thread["paused"] or thread["held"] or self._quiet)
-        )
 
     def put(
         self,
@@ -198,6 +188,8 @@ class RoutineDispatcher(Dispatcher):
 
     def run_blind(self, steps: Sequence[Step]) -> None:
         """Run the steps of a point none of which takes a tensor, such as counters and clocks."""
+        if not steps:
+            return
         if _dispatch_depth() or _internals.in_forward_ad():
             _internals.without_modes(super().run_all, [step.action for step in steps], [])
             return

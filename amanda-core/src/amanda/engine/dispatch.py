@@ -52,6 +52,7 @@ class Dispatcher:
         tool_code: enters the code of tools.
         dry_run: the dry run whose backward pass runs now; None if there is none.
         analysed: counts up at each analysis of a backward operator.
+        quiet: the passes of :meth:`quiet_backward` that run now.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class Dispatcher:
         self.dry_run: DryRun | None = None
         self.analysed = 0
         self._driver: Driver | None = None
-        self._quiet: dict[object, None] = {}
+        self.quiet: dict[object, None] = {}
         self._unboxes = False
 
     def bind(self, driver: Driver) -> None:
@@ -107,7 +108,7 @@ class Dispatcher:
             find_active(vars(state))
         if state.paused or not state.enabled:
             return True
-        return bool(self._quiet) and not state.scopes
+        return bool(self.quiet) and not state.scopes
 
     @contextmanager
     def quiet_backward(self) -> Iterator[None]:
@@ -115,10 +116,10 @@ class Dispatcher:
         # Threads run passes at once: a count would not be safe.
         this = object()
         try:
-            self._quiet[this] = None
+            self.quiet[this] = None
             yield
         finally:
-            self._quiet.pop(this, None)
+            self.quiet.pop(this, None)
 
     def not_seen(self, reason: str, count: int = 1) -> None:
         """Count something that runs under the current scopes and cannot be seen."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-VERSION = 20
+VERSION = 21
 """Of what :mod:`amanda_torch_accel.gate` offers amanda-torch; the two have to agree."""
 
 

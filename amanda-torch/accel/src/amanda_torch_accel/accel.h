@@ -96,10 +96,10 @@ PyTypeObject make_type(const char* name, size_t size, destructor dealloc, traver
 
 // Names of attributes, as objects of Python's that are made once.
 #define ACCEL_NAMES(NAME)                                                                                          \
-  NAME(action) NAME(add) NAME(after) NAME(before) NAME(cache) NAME(claimed) NAME(count) NAME(due) NAME(enabled)    \
+  NAME(action) NAME(add) NAME(after) NAME(cache) NAME(claimed) NAME(count) NAME(due) NAME(enabled)    \
   NAME(ends) NAME(executions) NAME(frombytes) NAME(func) NAME(go_on_after) NAME(has_after) NAME(has_before)           \
   NAME(held) NAME(is_idle) NAME(kind) NAME(kwargs) NAME(log) NAME(nanoseconds) NAME(natives)                       \
-  NAME(note_execution) NAME(number) NAME(numbers) NAME(op_id) NAME(paused) NAME(routine) NAME(routines)            \
+  NAME(note_execution) NAME(number) NAME(numbers) NAME(op_id) NAME(paused) NAME(quiet) NAME(routine) NAME(routines)            \
   NAME(run_described) NAME(run_known) NAME(scopes) NAME(select) NAME(statistics) NAME(steps_after)                 \
   NAME(steps_before) NAME(tool_seconds) NAME(waiting)
 
@@ -107,7 +107,7 @@ struct Names {
 #define NAME(name) PyObject* name;
   ACCEL_NAMES(NAME)
 #undef NAME
-  PyObject *dict, *quiet, *dispatcher;  // these begin with an underscore
+  PyObject *dict, *dispatcher;  // these begin with an underscore
 };
 extern Names names;
 int prepare_names();

@@ -115,7 +115,7 @@ class Hooks {
     return steps;
   }
 
-  // RoutineDispatcher.is_plain_thread(): 1, 0, or -1 with an error.
+  // Whether backward operators of this thread may take steps that are known: 1, 0, or -1 with an error.
   int is_plain_thread() const {
     Ref state = thread_state(), quiet(state ? PyObject_GetAttr(held(dispatcher_), names.quiet) : nullptr);
     int is_quiet = quiet ? PyObject_IsTrue(quiet.get()) : -1;
@@ -237,18 +237,11 @@ struct Hooked {
 
   std::shared_ptr<Hooks> found() const { return leaf != nullptr ? leaf->hooks() : hooks; }
 
-  // Compiled autograd calls hooks of Python's in code of its own.
-  c10::SafePyObject bound(PyObject* name) const {
-    Ref method(PyObject_GetAttr(found()->python(), name));
-    check(static_cast<bool>(method));
-    return hold(method.get());
-  }
-
-  // Call a hook of Python's; the gradients that it returns, or those that it is given.
-  variable_list call(PyObject* name, const variable_list& gradients, const variable_list* consumed = nullptr) const {
+  // Call the hook of Python's; the gradients that it returns, or those that it is given.
+  variable_list call(const variable_list& gradients, const variable_list* consumed = nullptr) const {
     Ref given = tuple_of(gradients), others(given && consumed != nullptr ? tuple_of(*consumed) : Ref());
     check(given && (others || consumed == nullptr));
-    Ref result(PyObject_CallMethodObjArgs(found()->python(), name, given.get(), others.get(), nullptr));
+    Ref result(PyObject_CallFunctionObjArgs(found()->python(), given.get(), others.get(), nullptr));
     check(static_cast<bool>(result));
     return result.get() == Py_None ? gradients : gradients_of(result.get(), gradients.size());
   }
@@ -272,10 +265,11 @@ class NodeHook : public Base {
     if (!node_->acts()) {
       return;
     }
+    // It calls hooks of Python's in code of its own.
     if constexpr (std::is_same_v<Base, FunctionPreHook>) {
-      args.add_pre_hook(node_->bound(names.before));
+      args.add_pre_hook(hold(node_->found()->python()));
     } else {
-      args.add_post_hook(node_->bound(names.after));
+      args.add_post_hook(hold(node_->found()->python()));
     }
   }
 
@@ -301,7 +295,7 @@ class Before : public NodeHook<FunctionPreHook> {
       return gradients;
     }
     if (steps == nullptr || steps->way != Way::MEASURED || !node_->begun.expired()) {
-      return node_->call(names.before, gradients);
+      return node_->call(gradients);
     }
     if (hooks->has_after) {
       node_->task = current_task();
@@ -347,7 +341,7 @@ class After : public NodeHook<FunctionPostHook> {
       return produced;
     }
     if (steps == nullptr || steps->way != Way::MEASURED || (begun != steps && !steps->before.empty())) {
-      return node_->call(names.after, produced, &consumed);
+      return node_->call(produced, &consumed);
     }
     check(end_measures(*steps, node_->moment) == 0);
     return produced;
@@ -468,10 +462,16 @@ PyMethodDef accumulation_methods[] = {
 
 // ---- the nodes of an operator --------------------------------------------------------------------------------
 
+// Keys in the metadata of nodes: of a leaf's accumulation, see amanda_torch.autograd.leaves, and of an alias that
+// amanda-torch has made.
+PyObject *mark, *alias_mark;
+
+PyObject* metadata_of(Node& node) { return static_cast<PyAnomalyMetadata*>(node.metadata())->dict(); }
+
 enum NodeKind { PLAIN, ACCUMULATION, FUNCTION, UNCERTAIN };
 
-// By class: an accumulation; a function of the program's own, whose classes are Python's; one that may be a node of
-// amanda-torch's (KINDS of amanda_torch.autograd.nodes).
+// By class: an accumulation; a function of the program's own, whose classes are Python's; a node of amanda-torch's, or
+// one that may be (KINDS of amanda_torch.autograd.nodes).
 NodeKind kind_of(const NodePointer& node, Ref& cls) {
   static std::unordered_map<const std::type_info*, NodeKind> kinds;
   const Node& target = *node;
@@ -485,6 +485,9 @@ NodeKind kind_of(const NodePointer& node, Ref& cls) {
                     : node->name() == "AliasBackward0"                         ? UNCERTAIN
                                                                                : PLAIN;
     found = kinds.emplace(key, kind).first;
+  }
+  if (found->second == UNCERTAIN) {
+    return PyDict_Contains(metadata_of(*node), alias_mark) == 0 ? PLAIN : UNCERTAIN;
   }
   if (found->second != FUNCTION) {
     return found->second;
@@ -647,12 +650,9 @@ struct Graph {
 // to it.
 Graph* graph_of(PyObject* capsule) { return static_cast<Graph*>(PyCapsule_GetPointer(capsule, nullptr)); }
 
-// Key in the metadata of a leaf's accumulation, see amanda_torch.autograd.leaves.
-PyObject* mark;
-
 // The marks on a leaf's accumulation, by scope (borrowed).
 PyObject* marks_of(Node& node) {
-  PyObject* metadata = static_cast<PyAnomalyMetadata*>(node.metadata())->dict();
+  PyObject* metadata = metadata_of(node);
   PyObject* marks = PyDict_GetItemWithError(metadata, mark);
   if (marks == nullptr && !PyErr_Occurred()) {
     Ref none(PyDict_New());
@@ -885,9 +885,10 @@ int claim(Tracker* mode, Known* known, PyObject* result, int64_t start) {
 
 int prepare_autograd(PyObject* module) {
   mark = PyUnicode_InternFromString("amanda");
+  alias_mark = PyUnicode_InternFromString("amanda_alias");
   Accumulation_Type.tp_new = accumulation_new;
   Accumulation_Type.tp_methods = accumulation_methods;
-  return mark == nullptr || PyModule_AddType(module, &Accumulation_Type) < 0
+  return mark == nullptr || alias_mark == nullptr || PyModule_AddType(module, &Accumulation_Type) < 0
              ? -1
              : PyModule_AddFunctions(module, functions);
 }

@@ -15,6 +15,9 @@ void put_error(Ref error) { PyErr_SetRaisedException(error.release()); }
 #else
 Ref take_error() {
   PyObject *type, *value, *traceback;
+  if (PyErr_Occurred() == nullptr) {
+    return Ref();
+  }
   PyErr_Fetch(&type, &value, &traceback);
   PyErr_NormalizeException(&type, &value, &traceback);
   if (traceback != nullptr) {
@@ -47,7 +50,6 @@ int prepare_names() {
       ACCEL_NAMES(NAME)
 #undef NAME
       {names.dict, "__dict__"},
-      {names.quiet, "_quiet"},
       {names.dispatcher, "_dispatcher"},
   };
   for (auto& one : all) {

@@ -229,12 +229,17 @@ class ToolCode {
   // Undo what has been done; an error that is set stays.
   int leave() {
     bool failed = false;
+    auto note = [&failed](bool is_done) {
+      if (!is_done) {
+        PyErr_Clear();
+        failed = true;
+      }
+    };
     {
       KeepError keep;
       if (is_locked_) {
-        failed = charge(state_, read_clock() - start_) < 0;
-        PyErr_Clear();
-        failed = !Ref(PyObject_CallNoArgs(objects.release)) || failed;
+        note(charge(state_, read_clock() - start_) == 0);
+        note(static_cast<bool>(Ref(PyObject_CallNoArgs(objects.release))));
       }
       if (mode_ != nullptr) {
         put_back(this_thread(), mode_);
@@ -242,9 +247,7 @@ class ToolCode {
       if (records_) {
         set_recording(true);
       }
-      PyErr_Clear();
-      failed = (outer_ && PyDict_SetItem(state_, names.paused, outer_.get()) < 0) || failed;
-      PyErr_Clear();
+      note(!outer_ || PyDict_SetItem(state_, names.paused, outer_.get()) == 0);
     }
     if (failed && !PyErr_Occurred()) {
       PyErr_SetString(PyExc_RuntimeError, "the code of a tool cannot be left");

@@ -92,11 +92,11 @@ int says_no(PyObject* question, long least) {
 
 int is_plain_here(bool alone) {
   using c10::DispatchKey;
+  constexpr c10::DispatchKeySet transforms({DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                            DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::Tracer});
   if ((alone && (mode_count() != 0 || c10::impl::TorchDispatchModeTLS::any_modes_set())) ||
       (!alone && c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY)) ||
-      c10::impl::tls_is_dispatch_key_included(DispatchKey::FuncTorchDynamicLayerFrontMode) ||
-      c10::impl::tls_is_dispatch_key_included(DispatchKey::FuncTorchDynamicLayerBackMode) ||
-      c10::impl::tls_is_dispatch_key_included(DispatchKey::Tracer)) {
+      c10::impl::tls_local_dispatch_key_set().included_.has_any(transforms)) {
     return 0;
   }
   int is_plain = says_no(objects.compiling, 0);

@@ -97,7 +97,7 @@ class Claim:
         if grad_outputs is not None:
             # Without hooks no gradient has come to the node.
             has_after = hooks is not None and hooks.has_after
-            return hooks.after(gradients, grad_outputs) if hooks and has_after else None
+            return hooks(gradients, grad_outputs) if hooks and has_after else None
         if nothing_flows(gradients):
             return None
         if hooks is None:
@@ -105,7 +105,7 @@ class Claim:
             self._hook_inner(entry, self._hooks)
         if self._reached:
             note_reached(self._reached, gradients)
-        return hooks.before(gradients) if hooks.has_before else None
+        return hooks(gradients) if hooks.has_before else None
 
     def _hook_inner(self, entry: int, found: dict[int, NodeHooks]) -> None:
         """Hook the nodes behind the one that runs now: a pass comes to them later.

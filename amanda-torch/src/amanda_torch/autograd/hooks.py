@@ -17,11 +17,15 @@ from amanda.interface.calls import BackwardCall
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.nodes import is_accumulation
-from amanda_torch.routines import BackwardRoutines, RoutineDispatcher
+from amanda_torch.routines import TOOL_CODE, BackwardRoutines, RoutineDispatcher, until_result
 
 Gradients = Sequence[Any]
 
 _without_modes = _internals.without_modes
+
+_PLAIN = True, True, 0, False, {}
+"""What a thread is as where settled routines may be taken: in scopes, with the cache, outside of
+tools' code and of blocks that are suspended; and no pass of a tool runs."""
 
 
 class NodeCall(BackwardCall):
@@ -94,9 +98,9 @@ class NodeHooks:
         if native is not None and native.register(self, node):
             return
         if self.has_before:
-            node.register_prehook(self.before)
+            node.register_prehook(self)
         if self.has_after:
-            node.register_hook(self.after)
+            node.register_hook(self)
 
     def of_scope(self, reference: Any) -> NodeHooks:
         """These hooks for one of their scopes: another operator may hook the node for others."""
@@ -115,48 +119,50 @@ class NodeHooks:
         """All routines; None if an analysis has yet to run, or one replaces the operator."""
         return self._dispatcher.settled.get(self._key) or self._settle()
 
-    def before(self, grad_outputs: tuple[Any, ...]) -> Any:
-        """Prehook: the gradients to consume instead, None for the same."""
-        # The first says it of nearly all nodes, without a function more.
-        if grad_outputs and grad_outputs[0] is None and nothing_flows(grad_outputs):
-            return None
-        dispatcher = self._dispatcher
-        settled = dispatcher.settled.get(self._key) or self._settle()
-        if settled is None or not dispatcher.is_plain_thread(vars(STATE)):
-            values = list(grad_outputs)
-            changed = _without_modes(self._execution.before, values)
-        elif settled.is_joined or settled.around_before <= Around.BLIND:
-            if settled.steps_before:
-                dispatcher.run_blind(settled.steps_before)
-            return None
-        else:
-            values = list(grad_outputs)
-            changed = dispatcher.run_all(settled.before, values)
-        return None if changed is values else tuple(changed)
+    def __call__(self, gradients: tuple[Any, ...], consumed: tuple[Any, ...] | None = None) -> Any:
+        """Prehook and posthook: the gradients to use instead, None for the same.
 
-    def after(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
-        """Posthook: the gradients to pass on instead, None for the same."""
+        Args:
+            gradients: those that the node consumes; of the posthook, those that it has produced.
+            consumed: of the posthook, those that it has consumed.
+        """
+        flowing = gradients if consumed is None else consumed
         # The first says it of nearly all nodes, without a function more.
-        if grad_outputs and grad_outputs[0] is None and nothing_flows(grad_outputs):
+        if flowing and flowing[0] is None and nothing_flows(flowing):
             return None
-        dispatcher = self._dispatcher
+        dispatcher, thread, values = self._dispatcher, vars(STATE), list(gradients)
         settled = dispatcher.settled.get(self._key) or self._settle()
-        if settled is None or not dispatcher.is_plain_thread(vars(STATE)):
-            values = list(grad_inputs)
-            changed = _without_modes(self._execution.after, values, list(grad_outputs))
-        elif settled.is_joined:
-            dispatcher.run_joined(settled, list(grad_outputs), list(grad_inputs))
-            return None
-        elif settled.around_after <= Around.BLIND:
-            dispatcher.run_blind(settled.steps_after)
-            return None
+        now = thread["enabled"], thread["cache"], thread["paused"], thread["held"], dispatcher.quiet
+        if settled is None or now != _PLAIN:
+            changed = _without_modes(self._run_recorded, values, consumed)
         else:
-            values = list(grad_inputs)
-            changed = dispatcher.run_all(settled.after, values)
-        if changed is values:
-            return None
+            actions, steps, needed = settled.ends[consumed is not None]
+            if needed is None:
+                dispatcher.run_joined(settled, list(flowing), values)
+                return None
+            if needed <= Around.BLIND:
+                dispatcher.run_blind(steps)
+                return None
+            if needed is Around.ALL or not _internals.is_untransformed():
+                changed = dispatcher.run_all(actions, values)
+            else:
+                done = TOOL_CODE.enter(until_result, actions, values, isolated=True)
+                if done is None:
+                    return None
+                changed = _without_modes(dispatcher.go_on, actions, values, *done)
+        return None if changed is values else self._replaced(values, changed, consumed)
+
+    def _run_recorded(self, values: list[Any], consumed: Gradients | None) -> Gradients:
+        """Run the analyses and routines of one end, as the records of the scopes tell."""
+        if consumed is None:
+            return self._execution.before(values)
+        return self._execution.after(values, list(consumed))
+
+    def _replaced(
+        self, values: Gradients, changed: Gradients, consumed: Gradients | None
+    ) -> tuple[Any, ...]:
         for index, (old, new) in enumerate(zip(values, changed, strict=True)):
-            if old is None and new is not None:
+            if consumed is not None and old is None and new is not None:
                 raise CapabilityError(
                     f"op {self._execution.call.op_id} produces no gradient at position {index}, "
                     "so that PyTorch takes none in its place; return None there"

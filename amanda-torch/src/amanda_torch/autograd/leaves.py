@@ -69,14 +69,7 @@ class Accumulation:
     def __call__(
         self, gradients: tuple[Any, ...], grad_outputs: tuple[Any, ...] | None = None
     ) -> Any:
-        """Prehook, as :meth:`NodeHooks.before`, and posthook, as :meth:`NodeHooks.after`.
-
-        Both in one, since bound methods would be two objects more for each parameter.
-
-        Args:
-            gradients: those that the node consumes; of the posthook, those that it has produced.
-            grad_outputs: of the posthook, those that it has consumed.
-        """
+        """Prehook and posthook, as those of :class:`NodeHooks`."""
         if not (self._always or _graph_task() in self._passes):
             return None
         # Read before `_hooks`: another thread sets `_hooks` first and then drops `_find`.
@@ -86,11 +79,7 @@ class Accumulation:
             # The leaf may outlive the model.
             self._find = None
         assert hooks is not None
-        return (
-            hooks.before(gradients)
-            if grad_outputs is None
-            else hooks.after(gradients, grad_outputs)
-        )
+        return hooks(gradients, grad_outputs)
 
 
 def is_owned(node: Any) -> bool:

@@ -156,7 +156,7 @@ def trace_graph(outputs: Sequence[Any], start: int) -> Traced | None:
             return None
     nodes = []
     for node in dict.fromkeys(_output_nodes(outputs)):
-        if _kind(type(node)) == UNCERTAIN:
+        if _kind(type(node)) == UNCERTAIN and is_own(node):
             return None
         if _sequence(node) >= start:
             nodes.append(node)
@@ -183,7 +183,7 @@ def _follow_edges(found: Traced, start: int) -> bool:
                 targets.append(LEAF)
                 if target not in leaves:
                     leaves.append(target)
-            elif kind == UNCERTAIN:
+            elif kind == UNCERTAIN and is_own(target):
                 return False
             elif _sequence(target) < start:
                 targets.append(OUTSIDE)

@@ -259,6 +259,10 @@ def _begun() -> list[tuple[dict[int, Any], int]] | None:
 def notes_dropped() -> Iterator[None]:
     """Drop, after a backward pass, its notes of gradients that it has not joined, as it raised:
     they would keep its graph alive."""
+    if not PassNotes.are_taken:
+        # A value of the threads costs time at each node of a pass.
+        yield
+        return
     outer, begun = _begun(), list[tuple[dict[int, Any], int]]()
     _internals.keep_in_thread(_BEGUN, begun)
     try:
@@ -269,14 +273,27 @@ def notes_dropped() -> Iterator[None]:
         _internals.keep_in_thread(_BEGUN, outer)
 
 
-def _notes_in(passes: dict[int, dict[int, Any]]) -> dict[int, Any]:
-    """The notes of the backward pass that runs, among those of all passes."""
-    task = _internals.graph_task()
-    if task not in passes:
-        passes[task] = {}
-        if (begun := _begun()) is not None:
-            begun.append((passes, task))
-    return passes[task]
+class PassNotes(dict[int, dict[int, Any]]):
+    """What hooks have noted of gradients, by the number of a backward pass.
+
+    Attributes:
+        are_taken: True once there is any object of this class in the process.
+    """
+
+    are_taken = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        PassNotes.are_taken = True
+
+    def of_pass(self) -> dict[int, Any]:
+        """The notes of the backward pass that runs."""
+        task = _internals.graph_task()
+        if task not in self:
+            self[task] = {}
+            if (begun := _begun()) is not None:
+                begun.append((self, task))
+        return self[task]
 
 
 class ViewGradients:
@@ -296,9 +313,9 @@ class ViewGradients:
     def __init__(self, whole: WholeOperator, count: int) -> None:
         self._whole = whole
         self._count = count
-        # By the number of a backward pass the nodes of the views, and their gradients. The nodes
-        # are known here only while a pass runs: they lead to the node of these hooks.
-        self._passes: dict[int, dict[int, tuple[Any, Any]]] = {}
+        # The nodes of the views, and their gradients. The nodes are known here only while a pass
+        # runs: they lead to the node of these hooks.
+        self._passes = PassNotes()
         self._repeats = False
 
     def register(self, outputs: Sequence[Any], node: Any, start: int) -> None:
@@ -317,7 +334,7 @@ class ViewGradients:
         """Prehook of a view."""
         if self._repeats or not self._whole.acts():
             return
-        _notes_in(self._passes)[index] = _internals.current_node(), gradients[0]
+        self._passes.of_pass()[index] = _internals.current_node(), gradients[0]
 
     def _join(self, gradients: tuple[Any, ...]) -> Any:
         """Prehook of the alias: the gradient to pass on instead, None for the same."""
@@ -498,8 +515,8 @@ class DelayedGradients:
         self._behind = behind
         self._change = _Selected(whole.after, (*self._direct, *behind), len(values))
         self.skipped = len(self._direct)
-        # By the number of a backward pass the gradients that are withheld, by input.
-        self._withheld: dict[int, dict[int, Any]] = {}
+        # The gradients that are withheld, by input.
+        self._withheld = PassNotes()
 
     def before_views(self, values: list[Any]) -> list[Any]:
         """The values to run the operator on."""
@@ -530,7 +547,7 @@ class DelayedGradients:
         """Posthook of the node."""
         if not self._whole.acts():
             return None
-        _notes_in(self._withheld).update({i: produced[place] for i, place in places.items()})
+        self._withheld.of_pass().update({i: produced[place] for i, place in places.items()})
         withheld = places.values()
         return tuple(None if place in withheld else one for place, one in enumerate(produced))
 
