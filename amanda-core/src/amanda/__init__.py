@@ -82,8 +82,8 @@ def flops(model: _Any, input: _Any = None, **options: _Any) -> _Any:
     """Run a model once and count its floating-point operations, two per multiply-accumulate.
 
     Args:
-        model: as for :func:`summary`.
-        input: as for :func:`summary`; needed, except for a built model of Keras.
+        model: as for ``amanda.summary``.
+        input: as for ``amanda.summary``; needed, except for a built model of Keras.
         options: options of the tool: ``elementwise=True`` also counts elementwise work.
 
     Returns:
@@ -92,8 +92,8 @@ def flops(model: _Any, input: _Any = None, **options: _Any) -> _Any:
 
     Raises:
         UnknownNameError: amanda-tools is not installed.
-        TypeError: there is no input, or as for :func:`summary`.
-        NoDriverError, ValueError: as for :func:`summary`.
+        TypeError: there is no input, or as for ``amanda.summary``.
+        NoDriverError, ValueError: as for ``amanda.summary``.
     """
     found: _Any = tools.load("flops")
     return found.of(model, input, **options)

@@ -28,6 +28,7 @@ class ToolsOfTraining:
         tools: what ``amanda run -t`` takes: ``"flops,nan,stats:every=10"``.
         output: the folder of the result files; None to print summaries only.
         html: True for a page about the run, ``report.html`` in the folder.
+        full: True to print all rows and tables.
 
     Attributes:
         tools: the tools of the last training by name.
@@ -37,11 +38,13 @@ class ToolsOfTraining:
         AmandaError: a tool does not exist or cannot be loaded.
     """
 
-    def __init__(self, tools: str, output: str | Path | None = None, html: bool = False) -> None:
+    def __init__(
+        self, tools: str, output: str | Path | None = None, html: bool = False, full: bool = False
+    ) -> None:
         super().__init__()
         self.tools: dict[str, Tool] = {}
         self._given = run.create_parser().parse_args([])
-        self._given.tool, self._given.html = [tools], html
+        self._given.tool, self._given.html, self._given.full = [tools], html, full
         self._given.output = [] if output is None else [Path(output)]
         # Each training has tools of its own; these are made for their errors.
         run.ReportedScope(self._given, Rank())
@@ -66,11 +69,10 @@ class ToolsOfTraining:
         """
         self.end()
         scope = run.ReportedScope(self._given, rank)
-        self.tools = {named.name: named.tool for named in scope.report.tools}
         command = f"{type(self).__module__}.Callback({self._given.tool[0]!r})"
         scope.report.facts["command"] = command
         scope.begin()
-        self._scope = scope
+        self.tools, self._scope = scope.tools, scope
         _OPEN[self] = threading.get_ident()
 
     def end(self, failure: BaseException | None = None) -> None:

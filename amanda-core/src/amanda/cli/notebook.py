@@ -117,14 +117,13 @@ class ToolsOfCell:
             AmandaError: they cannot be applied.
         """
         shell = self._shell
-        tools = {named.name: named.tool for named in self._scope.report.tools}
         self._scope.begin()
-        shell.user_ns[VARIABLE] = tools
+        shell.user_ns[VARIABLE] = self._scope.tools
         shell.events.register("pre_execute", self._enter_cell)
         shell.events.register("post_execute", self._leave_cell)
         self._handler = (shell.custom_exceptions, shell.CustomTB)
         if not shell.custom_exceptions:
-            shell.set_custom_exc((BaseException,), _exception_handler(tools.values()))
+            shell.set_custom_exc((BaseException,), _exception_handler(self._scope.tools.values()))
 
     def _enter_cell(self) -> None:
         # The cell runs another cell inside of it, as %%capture does.

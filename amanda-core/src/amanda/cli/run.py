@@ -446,6 +446,7 @@ class ReportedScope:
 
     Attributes:
         report: the tools, and where their results are written.
+        tools: the tools by name.
 
     Raises:
         UsageError: an option is wrong.
@@ -455,6 +456,7 @@ class ReportedScope:
     def __init__(self, given: argparse.Namespace, rank: Rank) -> None:
         self.report = create_report(given, rank)
         self.report.out, self.report.complain = sys.stdout, print_message
+        self.tools = {named.name: named.tool for named in self.report.tools}
         self._scope = self.report.scope(given.driver)
         self._started = 0.0
 
