@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from amanda import __version__
 from tests.running import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -28,10 +29,10 @@ def installed(tmp_path: Path) -> Path:
     """A folder that makes all packages of the repository look installed."""
     for project in ROOT.glob("amanda-*/pyproject.toml"):
         data = tomllib.loads(project.read_text())["project"]
-        folder = tmp_path / f"{data['name'].replace('-', '_')}-{data['version']}.dist-info"
+        folder = tmp_path / f"{data['name'].replace('-', '_')}-{__version__}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {data['name']}\nVersion: {data['version']}\n"
+            f"Metadata-Version: 2.1\nName: {data['name']}\nVersion: {__version__}\n"
         )
         points = data.get("entry-points", {}).get("amanda", {})
         lines = [f"{name} = {target}" for name, target in points.items()]
