@@ -25,7 +25,7 @@ _ABOUT = {
 
 _GROUPS = {
     "look": ("count", "flops", "kernels", "profile", "sparsity", "stats", "summary", "trace"),
-    "find": ("coverage", "nan", "path", "unmapped"),
+    "find": ("coverage", "nan", "path"),
     "compare": ("diff", "dump"),
     "change": ("inject", "prune", "quantize", "remat"),
 }
