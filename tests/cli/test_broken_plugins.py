@@ -130,7 +130,7 @@ def test_a_tool_that_fails_at_the_end_loses_only_what_failed(
     assert {path.name for path in (tmp_path / "out").iterdir()} == kept | {"count.json"}
     assert run.stdout.startswith("program\n")
     assert run.stdout.count("sick summary") == len(ENDINGS) - 1
-    assert "count: 1 forward executions" in run.stdout
+    assert "count: 1 forward execution" in run.stdout
     assert "amanda: 1 ops seen" in run.stdout
 
 

@@ -90,7 +90,7 @@ def test_results_are_kept_and_the_status_is_the_program_s(
     assert run.returncode == status
     assert (tmp_path / "out" / "count.json").exists()
     if ending != "no standard output":
-        assert run.stdout.startswith("program\ncount: 1 forward executions")
+        assert run.stdout.startswith("program\ncount: 1 forward execution")
         assert run.stdout.splitlines()[-1].startswith("amanda: 1 ops seen")
         assert run.stdout.count("amanda: 1 ops seen") == 1
     says_exec = "replaces itself by another one (os.execv" in run.stderr

@@ -534,8 +534,8 @@ def test_the_head_names_models_and_tells_their_zeros() -> None:
 
 def test_a_table_without_rows_is_a_line() -> None:
     """Its title says that there is nothing, or the page does; no empty table stands below it."""
-    tables = [Table("unmapped: 0 of 9", ("type", "ops"), []), Table("more", ("a",), [(1,)])]
+    tables = [Table("types: 0 of 9", ("type", "ops"), []), Table("more", ("a",), [(1,)])]
     tables += [Table("flops by module", ("module", "ops"), []), Table("no divergence", (), ())]
-    section = section_of(ToolReport(name="unmapped", result={}, tables=tables))
-    assert section.notes == ["unmapped: 0 of 9", "flops by module: none", "no divergence"]
+    section = section_of(ToolReport(name="types", result={}, tables=tables))
+    assert section.notes == ["types: 0 of 9", "flops by module: none", "no divergence"]
     assert [grid.title for grid in section.grids] == ["more"]

@@ -179,7 +179,7 @@ def test_shapes_and_batches_are_those_of_training(evaluations: str) -> None:
     evaluates before it trains, or between its steps, with other samples."""
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    tools, modules = (FlopsTool(), ProfileTool(timeline=False)), ModuleTensors()
+    tools, modules = (FlopsTool(), ProfileTool(limit=0)), ModuleTensors()
 
     def evaluate() -> None:
         with torch.no_grad():

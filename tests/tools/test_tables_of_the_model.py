@@ -73,10 +73,10 @@ def fit() -> None:
 @pytest.mark.parametrize(
     ("run", "names"),
     [
-        (functools.partial(models.train, models.llama, 2), ["count", "flops", "stats", "unmapped"]),
-        (functools.partial(models.train, resnet, 2), ["count", "flops", "stats", "unmapped"]),
+        (functools.partial(models.train, models.llama, 2), ["count", "flops", "stats"]),
+        (functools.partial(models.train, resnet, 2), ["count", "flops", "stats"]),
         # What the path goes through in the loop of ``fit`` included.
-        (fit, ["count", "path", "stats", "unmapped"]),
+        (fit, ["count", "path", "stats"]),
     ],
     ids=["llama", "resnet", "keras"],
 )

@@ -265,7 +265,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "overriding weight": _with_weight(lambda w: nn.Parameter(w.as_subclass(Counting))),
 }
 WATCHING = (
-    "count coverage diff dump flops kernels nan path profile sparsity stats summary trace unmapped"
+    "count coverage diff dump flops kernels nan path profile sparsity stats summary trace"
 ).split()
 OWN = ", which computes on its own"
 OPS = ["linear", "mul", "scaled_dot_product_attention"]

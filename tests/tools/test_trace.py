@@ -83,7 +83,7 @@ def test_the_timeline_can_be_limited_or_left_out() -> None:
     out = io.StringIO()
     limited.print_summary(out)
     assert "the timeline is full (limit=4)" in out.getvalue()
-    without = traced(timeline=False)
+    without = traced(limit=0)
     assert (without.timeline.spans, without.timeline.dropped) == ([], 0)
     assert without.result()["ops"] == limited.result()["ops"]
 
@@ -219,13 +219,13 @@ def test_operators_that_are_met_later_are_connected_on_demand() -> None:
 
 def test_nothing_more_is_written_than_asked_for(tmp_path: Path) -> None:
     """Without a timeline the JSON file is all there is."""
-    assert list(traced(timeline=False).write_files(tmp_path, "trace")) == []
+    assert list(traced(limit=0).write_files(tmp_path, "trace")) == []
 
 
 def test_the_summary_shows_types_and_modules() -> None:
     """The tables count operators by type, forward and backward, and by module."""
     out = io.StringIO()
-    tool = traced(timeline=False)
+    tool = traced(limit=0)
     tool.prints_all = True
     tool.print_summary(out)
     text = out.getvalue()

@@ -33,7 +33,6 @@ def amanda_register_tools() -> Mapping[str, str]:
         "stats": "amanda_tools.stats:StatsTool",
         "summary": "amanda_tools.summary:SummaryTool",
         "trace": "amanda_tools.trace:TraceTool",
-        "unmapped": "amanda_tools.unmapped:UnmappedTool",
     }
 
 

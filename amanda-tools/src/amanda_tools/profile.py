@@ -16,7 +16,6 @@ from amanda.inline import MemoryChange, MemoryUse
 from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import applies_if
 from amanda_tools._bases.per_step import (
     charts_by,
     grouped,
@@ -55,22 +54,16 @@ class ProfileOptions(PhaseOptions):
         sync: wait for CUDA devices before reading the clock, so that times are of their work and
             not of its launch; slower.
         memory: sample the memory in use before and after each execution.
-        timeline: also write a timeline for Perfetto.
         csv: also write the rows of all operators as a table.
-        limit: executions that the timeline keeps.
+        limit: executions that the timeline keeps; 0 for no timeline.
     """
 
     by: Literal["op", "type", "module"] = "op"
     sort: Literal["time", "calls", "memory", "saved"] = "time"
     sync: bool = False
     memory: bool = True
-    timeline: bool = True
     csv: bool = True
-    limit: int = attrs.field(
-        default=5_000_000,
-        validator=attrs.validators.ge(0),
-        metadata=applies_if("timeline=true", lambda o: o.timeline),
-    )
+    limit: int = attrs.field(default=5_000_000, validator=attrs.validators.ge(0))
 
 
 _SUMMED = ("calls", "seconds", "output_bytes", "saved_bytes", "seconds_min", "seconds_max")
@@ -126,7 +119,7 @@ def _title(rows: Sequence[Mapping[str, Any]]) -> str:
 class ProfileTool(PrintingTool[ProfileOptions]):
     """Measures time, calls, memory, and memory saved for backward.
 
-    Example: ``amanda run -t profile:by=module,timeline=true -o out -- train.py``
+    Example: ``amanda run -t profile:by=module -o out -- train.py``
 
     Attributes:
         timeline: spans of all executions.
@@ -140,9 +133,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        limit = self.options.limit if self.options.timeline else 0
         wait = synchronize if self.options.sync else None
-        self.timeline = Timeline(limit, synchronize=wait)
+        self.timeline = Timeline(self.options.limit, synchronize=wait)
         self._ops: dict[str, OpDescription] = {}
         self._sources: dict[str, str] = {}
         self._written = WrittenBytes()
@@ -386,7 +378,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv`` and ``<stem>.timeline.json``."""
         written = [*super().write_files(folder, stem)]
-        if self.options.timeline:
+        if self.options.limit:
             written.append(folder / f"{stem}.timeline.json")
             chrome.write_events(chrome.events(self.timeline, self._sources), written[-1])
         return written

@@ -22,7 +22,6 @@ from amanda import OpContext
 from amanda.driver import Driver
 from amanda.results import Chart, Table, plural
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp, TracedTensor
-from amanda.tools.reporting import applies_if
 from amanda_tools._bases.per_step import charts_by, grouped, has_steps
 from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
@@ -31,24 +30,18 @@ from amanda_tools._output.folding import folded_rows
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.timeline import Timeline, Total
 
-_OF_TIMELINE = applies_if("timeline=true", lambda o: o.timeline)
-
 
 @attrs.frozen(kw_only=True)
 class TraceOptions(PhaseOptions):
     """The options of ``trace``.
 
     Attributes:
-        timeline: also record when each operator ran, and write a file for Perfetto.
-        limit: executions that the timeline keeps; later ones are counted only.
+        limit: executions that the timeline keeps, later ones are counted only; 0 for no timeline.
         follow: follow tensors at every execution, not only at an operator's first, so that
             operators first met in a later iteration are connected, too; slower.
     """
 
-    timeline: bool = True
-    limit: int = attrs.field(
-        default=5_000_000, validator=attrs.validators.ge(0), metadata=_OF_TIMELINE
-    )
+    limit: int = attrs.field(default=5_000_000, validator=attrs.validators.ge(0))
     follow: bool = False
 
 
@@ -58,7 +51,7 @@ class TraceTool(PrintingTool[TraceOptions]):
     Example: ``amanda run -t trace:follow=true -o out -- train.py``
 
     Attributes:
-        timeline: spans of all executions; empty without the option.
+        timeline: spans of all executions; empty with limit=0.
         sources: line of the user's program by id of a forward operator.
     """
 
@@ -74,7 +67,7 @@ class TraceTool(PrintingTool[TraceOptions]):
         self.sources: dict[str, str] = {}
         self.depends_on(self._tracing)
         self.add_inst_for_op(self._analyse)
-        if self.options.timeline:
+        if self.options.limit:
             self.add_inst_for_op(self.timeline.watch, backward=True)
             for backward in (False, True):
                 watch = self.timeline.watch_outputs
@@ -83,7 +76,7 @@ class TraceTool(PrintingTool[TraceOptions]):
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
         """Start recording garbage collections, which count in no operator's time."""
         super().enter_scope(drivers)
-        if self.options.timeline:
+        if self.options.limit:
             self.timeline.begin(drivers)
 
     def exit_scope(self) -> None:
@@ -97,7 +90,7 @@ class TraceTool(PrintingTool[TraceOptions]):
 
     def _analyse(self, context: OpContext) -> None:
         self.sources[context.get_op_id()] = source_of(context)
-        if self.options.timeline:
+        if self.options.limit:
             self.timeline.watch(context)
 
     # -- result -----------------------------------------------------------
@@ -184,7 +177,7 @@ class TraceTool(PrintingTool[TraceOptions]):
         """Return a table of the operators and their time in the last step, and in the run, by the
         values of `keys`, the longest first."""
         figures = ("seconds", "run") if has_steps(rows) else ("seconds",)
-        columns = ("milliseconds", "run")[: len(figures)] if self.options.timeline else ()
+        columns = ("milliseconds", "run")[: len(figures)] if self.options.limit else ()
         timed = [{**row, "run": row["seconds"], **row.get("per_step", {})} for row in rows]
         groups = grouped(timed, lambda row: tuple(row[key] for key in keys), figures)
         listed = figures[: len(columns)]
@@ -199,7 +192,7 @@ class TraceTool(PrintingTool[TraceOptions]):
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.timeline.json`` for Perfetto."""
-        if not self.options.timeline:
+        if not self.options.limit:
             return []
         path = folder / f"{stem}.timeline.json"
         chrome.write_events(chrome.events(self.timeline, self.sources), path)

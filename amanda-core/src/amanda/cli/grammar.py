@@ -1,6 +1,6 @@
 r"""The grammar of ``-t``: ``TOOL[:key=value,...][,TOOL...]``.
 
-``parse(["stats:ops=conv2d+linear,trace"])`` gives a :class:`ToolSpec` for each tool.
+``parse(["stats:tensors=weights+gradients,trace"])`` gives a :class:`ToolSpec` for each tool.
 
 ``tools.py:Class`` and ``package.module:Class`` stand for a tool that no package registers. After a
 comma, ``key=value`` is a further option of the current tool, and anything else starts a new tool.

@@ -25,7 +25,7 @@ _ABOUT = {
 
 _GROUPS = {
     "look": ("count", "flops", "kernels", "profile", "sparsity", "stats", "summary", "trace"),
-    "find": ("coverage", "nan", "path", "unmapped"),
+    "find": ("coverage", "nan", "path"),
     "compare": ("diff", "dump"),
     "change": ("inject", "prune", "quantize", "remat"),
 }
@@ -76,7 +76,7 @@ def _about(entry: plugins.ToolEntry) -> str:
     """What a tool does, in one line, or why it cannot be loaded."""
     try:
         # Its full name: for the short one, load() warns of other tools of that name.
-        about = _first_line(load(entry.full_name))
+        about = inspect.cleandoc(_docstring(load(entry.full_name))).partition("\n")[0]
     except plugins.BROKEN as error:
         about = f"cannot be loaded: {error}"
     return (
@@ -167,12 +167,6 @@ def missing_drivers() -> list[str]:
 _MARKUP = re.compile(r"(?::\w+:`~?|``)([^`]*)``?")
 
 _COLUMNS = ("name", "framework", "mode", "priority", "distribution", "used, or why not")
-
-
-def _first_line(cls: type[Tool]) -> str:
-    """The first line of a tool's own docstring, not of an inherited one."""
-    text = inspect.cleandoc(_docstring(cls))
-    return text.partition("\n")[0]
 
 
 def _docstring(cls: type[Tool]) -> str:

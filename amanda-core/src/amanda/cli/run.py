@@ -51,7 +51,7 @@ _EXAMPLES = """\
 examples:
   amanda run -t count -- train.py --epochs 3
   amanda run -t flops,profile:by=module -o out --html -- train.py
-  amanda run -t stats:ops=conv2d+linear,trace -o out -- -m package.train
+  amanda run -t stats:tensors=weights+gradients,trace -o out -- -m package.train
   amanda run -t mytools.py:Norms:level=2 -- train.py"""
 
 NO_TOOL = "no tool was given: try -t summary; amanda tools lists all"
@@ -362,7 +362,7 @@ def _load(spec: grammar.ToolSpec) -> type[Tool]:
     except UnknownNameError as error:
         if not spec.follows:
             raise
-        # -t stats:ops=conv2d,linear
+        # -t stats:tensors=weights,gradients
         joined = f"{spec.follows}+{spec.name}"
         raise UsageError(
             f"{error}; if it is a value of a list, join it with '+': {joined}"

@@ -507,7 +507,7 @@ class EagerDriver(Driver):
             inputs: what the module is given, for tools that have routines at modules.
         """
         if not self.is_active:
-            yield _unchanged
+            yield lambda result: result
             return
         thread, scopes = self.thread, self.dispatcher.scopes()
         trains = None if thread.modules else self.trains(module)
@@ -649,10 +649,6 @@ def _flat(result: Any, is_tensor: Callable[[Any], bool]) -> tuple[Tensors, Rebui
 
 def _gone() -> None:
     return None
-
-
-def _unchanged(result: Any) -> Any:
-    return result
 
 
 def _single_or_tuple(outputs: Tensors) -> Any:

@@ -414,52 +414,32 @@ class OpContext(dict[Any, Any]):
         self._record(ActionKind.REPLACE_OP, func, inputs, kwargs)
 
     def insert_before_backward_op(
-        self,
-        func: Routine,
-        grad_outputs: Selection = None,
-        *,
-        grad_out: Selection = None,
-        **kwargs: Any,
+        self, func: Routine, grad_outputs: Selection = None, **kwargs: Any
     ) -> None:
         """Run ``func(*grad_outputs, **kwargs)`` before each execution of the backward op.
 
         From a forward analysis it acts on the gradients of the operator's outputs.
-        ``grad_out`` is the paper's other spelling of ``grad_outputs``.
         """
-        selection = grad_out if grad_outputs is None else grad_outputs
-        self._record(ActionKind.BEFORE_BACKWARD_OP, func, selection, kwargs)
+        self._record(ActionKind.BEFORE_BACKWARD_OP, func, grad_outputs, kwargs)
 
     def insert_after_backward_op(
-        self,
-        func: Routine,
-        grad_inputs: Selection = None,
-        *,
-        grad_in: Selection = None,
-        **kwargs: Any,
+        self, func: Routine, grad_inputs: Selection = None, **kwargs: Any
     ) -> None:
         """Run ``func(*grad_inputs, **kwargs)`` after each execution of the backward op.
 
         From a forward analysis it acts on the gradients of the operator's inputs.
-        ``grad_in`` is the paper's other spelling of ``grad_inputs``.
         """
-        selection = grad_in if grad_inputs is None else grad_inputs
-        self._record(ActionKind.AFTER_BACKWARD_OP, func, selection, kwargs)
+        self._record(ActionKind.AFTER_BACKWARD_OP, func, grad_inputs, kwargs)
 
     def replace_backward_op(
-        self,
-        func: Routine,
-        grad_outputs: Selection = None,
-        *,
-        grad_out: Selection = None,
-        **kwargs: Any,
+        self, func: Routine, grad_outputs: Selection = None, **kwargs: Any
     ) -> None:
         """Run ``func(*grad_outputs, **kwargs)`` instead of the backward op.
 
         From a forward analysis `func` supplies the operator's whole
         vector-Jacobian product: one gradient per input.
         """
-        selection = grad_out if grad_outputs is None else grad_outputs
-        self._record(ActionKind.REPLACE_BACKWARD_OP, func, selection, kwargs)
+        self._record(ActionKind.REPLACE_BACKWARD_OP, func, grad_outputs, kwargs)
 
     # -- used by the dispatcher -------------------------------------------
 

@@ -340,17 +340,14 @@ class Scope:
 
     def _exit_thread(self, driver: Driver) -> None:
         """Let a driver leave the thread that has entered, if no other scope of it needs it."""
-        if any(b.scope is not None and driver in b.scope.drivers for b in self._blocks()):
+        # The open blocks of the thread that has entered.
+        blocks: tuple[Block, ...] = self._block.thread["blocks"]
+        if any(b.scope is not None and driver in b.scope.drivers for b in blocks):
             return
         if self.thread == threading.get_ident():
             drivers.attempt(driver, "exit_thread", self.requested)
         else:
             driver.exit_other_thread(self.thread)
-
-    def _blocks(self) -> tuple[Block, ...]:
-        """The open blocks of the thread that has entered."""
-        blocks: tuple[Block, ...] = self._block.thread["blocks"]
-        return blocks
 
     def _detach(self, cls: type[Driver]) -> None:
         """Detach a driver that no scope uses; also one whose attaching was interrupted."""

@@ -41,21 +41,19 @@ class KernelsOptions(PhaseOptions):
         by: grouping of the second table: op, type or module.
         shapes: note the shapes of tensors, which gives bytes and costs time (PyTorch).
         limit: executions of operators to record; of eager operators only.
-        timeline: also write a timeline for Perfetto.
         csv: also write a table with a line for each operator and kernel.
     """
 
     by: Literal["op", "type", "module"] = "type"
     shapes: bool = True
     limit: int = attrs.field(default=20_000, validator=attrs.validators.ge(0))
-    timeline: bool = True
     csv: bool = True
 
 
 class KernelsTool(PrintingTool[KernelsOptions]):
     """Assigns device kernels, or activities of the CPU, to operators.
 
-    Example: ``amanda run -t kernels:by=type,timeline=true -o out -- train.py``
+    Example: ``amanda run -t kernels:by=type -o out -- train.py``
 
     Attributes:
         recording: activities and executions that the profilers recorded; complete after the scope.
@@ -309,11 +307,9 @@ class KernelsTool(PrintingTool[KernelsOptions]):
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv`` and ``<stem>.timeline.json``."""
-        written = [*super().write_files(folder, stem)]
-        if self.options.timeline:
-            written.append(folder / f"{stem}.timeline.json")
-            write_events(timeline_file.events(self.recording, self._ops), written[-1])
-        return written
+        path = folder / f"{stem}.timeline.json"
+        write_events(timeline_file.events(self.recording, self._ops), path)
+        return [*super().write_files(folder, stem), path]
 
 
 class _OfOps:
