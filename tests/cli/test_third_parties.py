@@ -54,7 +54,7 @@ def test_what_plugins_print_is_no_output_of_the_program(
     """It goes to stderr, where a plugin or a tool is loaded, and is not part of a list either."""
     site = odd(tmp_path, "", "print('tool')\n", f"print('plugin')\n{PLUGIN}")
     run = amanda("run", "-t", "odd", program, PYTHONPATH=site)
-    assert run.stdout.startswith("program\namanda: 1 ops seen")
+    assert run.stdout.startswith("program\namanda: 1 op")
     assert run.stderr == "plugin\ntool\n"
     listed = amanda("tools", PYTHONPATH=site)
     assert (listed.stdout.count("plugin\n"), listed.stdout.count("tool\n")) == (0, 0)
@@ -237,7 +237,7 @@ def test_a_tool_that_fails_where_the_scope_ends_loses_no_results(
     said = f"amanda: the scope did not end properly: {error}: no; raised in Odd.exit_scope\n"
     assert run.stderr == said
     assert (tmp_path / "out" / "count.json").exists()
-    assert "count: 1 forward executions" in run.stdout
+    assert "count: 1 forward execution" in run.stdout
 
 
 @pytest.mark.parametrize("answer", ["path", "str(path)", "[str(path)]", "iter([path])"])
@@ -291,7 +291,7 @@ def test_what_a_tool_gives_in_a_wrong_form_is_lost_alone(
     site = odd(tmp_path, body, before)
     run = amanda("run", "-t", "odd,count", "-o", "out", "--html", program, PYTHONPATH=site)
     assert run.returncode == 0
-    assert "count: 1 forward executions" in run.stdout
+    assert "count: 1 forward execution" in run.stdout
     assert "report.html in" in run.stdout
     page = (tmp_path / "out" / "report.html").read_text()
     said = MALFORMED[body].replace("'", "&#39;")
