@@ -91,8 +91,8 @@ def test_results_are_kept_and_the_status_is_the_program_s(
     assert (tmp_path / "out" / "count.json").exists()
     if ending != "no standard output":
         assert run.stdout.startswith("program\ncount: 1 forward execution")
-        assert run.stdout.splitlines()[-1].startswith("amanda: 1 ops seen")
-        assert run.stdout.count("amanda: 1 ops seen") == 1
+        assert run.stdout.splitlines()[-1].startswith("amanda: 1 op")
+        assert run.stdout.count("amanda: 1 op") == 1
     says_exec = "replaces itself by another one (os.execv" in run.stderr
     assert says_exec == ("another program" in ending)
 
@@ -117,7 +117,7 @@ def test_a_signal_after_the_results_ends_the_process(python: Command, script: Sc
         f"run.main(['-t', 'count', {str(script(OPERATORS))!r}])",
     )
     assert run.returncode == -signal.SIGTERM
-    assert "amanda: 1 ops seen" in run.stdout
+    assert "amanda: 1 op" in run.stdout
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Python does not know of handlers in C")
@@ -132,7 +132,7 @@ def test_a_signal_that_c_code_handles_ends_nothing(python: Command, script: Scri
         f"run.main(['-t', 'count', {str(path)!r}])",
     )
     assert (run.returncode, run.stderr.count("most recent call first")) == (0, 1)
-    assert "amanda: 1 ops seen" in run.stdout
+    assert "amanda: 1 op" in run.stdout
 
 
 def test_a_thread_that_ends_the_process_waits_for_nothing(amanda: Command, script: Script) -> None:

@@ -25,8 +25,7 @@ Script = Callable[..., Path]
 MINIGRAD = "import minigrad as mg\na = mg.MiniTensor(2)\nb = mg.mul(mg.add(a, a), a)\n"
 
 LAST_LINE = re.compile(
-    r"amanda: 2 ops seen \(2 forward\), 2 instrumented; "
-    r"all operators were seen, as far as is known; "
+    r"amanda: 2 ops, all seen as far as is known; "
     r"tools took \d+\.\d\d s of \d+\.\d\d s \(\d+%\)"
 )
 
@@ -171,7 +170,7 @@ def test_the_processes_of_a_launcher_write_files_of_their_own(
 
 def test_a_run_without_tools_tells_what_it_saw(amanda: Command, program: str) -> None:
     """No tool is needed for the last line."""
-    assert "amanda: 2 ops seen (2 forward), 0 instrumented" in amanda("run", program).stdout
+    assert "amanda: 2 ops, all seen" in amanda("run", program).stdout
 
 
 _CHILDREN = {
@@ -221,8 +220,7 @@ def test_an_interrupted_summary_leaves_the_stream_as_it_was() -> None:
 def test_a_program_without_a_framework_is_reported(amanda: Command, script: Script) -> None:
     """The last line says why nothing was seen."""
     run = amanda("run", str(script("pass")))
-    assert "0 ops seen (0 forward), 0 instrumented" in run.stdout
-    assert "not seen: no framework was imported;" in run.stdout
+    assert "amanda: 0 ops; not seen: no framework was imported;" in run.stdout
 
 
 def test_tools_without_a_driver_are_an_error(amanda: Command, script: Script) -> None:
@@ -234,11 +232,11 @@ def test_tools_without_a_driver_are_an_error(amanda: Command, script: Script) ->
     assert "amanda: error: nothing was instrumented: the program has not imported" in run.stderr
     first, last = run.stdout.splitlines()
     assert first == "program"
-    assert last.startswith("amanda: 0 ops seen")
+    assert last.startswith("amanda: 0 ops")
     for text, status in (("raise SystemExit(7)", 7), ("1 +", 1), ("raise KeyboardInterrupt", -2)):
         run = amanda("run", "-t", "largest", str(script(text)))
         assert run.returncode == status
-        assert run.stdout.startswith("amanda: 0 ops seen")
+        assert run.stdout.startswith("amanda: 0 ops")
         assert "amanda: error" not in run.stderr
 
 
@@ -249,7 +247,7 @@ def test_a_program_that_fails_before_its_first_operator_has_no_tables(
     run = amanda("run", "-t", "count", str(script("import minigrad\n1 / 0\n")))
     assert run.returncode == 1
     assert "ZeroDivisionError" in run.stderr
-    assert run.stdout.startswith("amanda: 0 ops seen")
+    assert run.stdout.startswith("amanda: 0 ops")
     run = amanda("run", "-t", "count", str(script("import minigrad\n")))
     assert (run.returncode, run.stdout.startswith("count: 0 forward executions")) == (0, True)
 

@@ -54,7 +54,7 @@ def test_what_plugins_print_is_no_output_of_the_program(
     """It goes to stderr, where a plugin or a tool is loaded, and is not part of a list either."""
     site = odd(tmp_path, "", "print('tool')\n", f"print('plugin')\n{PLUGIN}")
     run = amanda("run", "-t", "odd", program, PYTHONPATH=site)
-    assert run.stdout.startswith("program\namanda: 1 ops seen")
+    assert run.stdout.startswith("program\namanda: 1 op")
     assert run.stderr == "plugin\ntool\n"
     listed = amanda("tools", PYTHONPATH=site)
     assert (listed.stdout.count("plugin\n"), listed.stdout.count("tool\n")) == (0, 0)

@@ -298,7 +298,7 @@ def figure(figures: Mapping[str, Any], place: str) -> Any:
 def check_last_line(printed: str, not_seen: Mapping[str, int]) -> None:
     """The last line says that all operators were seen only where no other is known."""
     line = printed.splitlines()[-1]
-    assert ("all operators were seen, as far as is known" in line) == (not not_seen)
+    assert ("all seen as far as is known" in line) == (not not_seen)
     for reason, number in not_seen.items():
         assert f"{reason} ({number})" in line
 

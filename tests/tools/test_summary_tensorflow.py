@@ -116,7 +116,7 @@ def test_modules_have_the_figures_of_a_count_by_hand(block: type[Block], compile
     model = tool.summary()["models"]["net"]
     assert model["passes"] == 2
     assert model["parameters"] - model["trainable"] == 2 * (INNER + WIDTH)
-    assert next(iter(tool.tables())).rows[1][0] == "  0 to 1, each"
+    assert next(iter(tool.tables())).rows[1][0] == "  0-1, each"
 
 
 def test_modules_in_a_session_have_these_figures() -> None:

@@ -1,6 +1,6 @@
 """What a run has seen and what it has cost, in the words of the last line of ``amanda run``.
 
-``last_line(scope.statistics, seconds)`` is ``amanda: 35 ops seen (35 forward) in 3 steps, ...``.
+``last_line(scope.statistics, seconds)`` is ``amanda: 35 ops in 3 steps, all seen ...``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from amanda.python._internals import child_processes
 from amanda.registry import drivers, plugins
+from amanda.results import plural
 from amanda.scope.inheritance import FORKS
 from amanda.scope.scope import Statistics
 
@@ -18,17 +19,22 @@ from amanda.scope.scope import Statistics
 def last_line(statistics: Statistics, seconds: float) -> str:
     """The last line of a run: operators seen, compiled code, reasons for unseen ones, the cost."""
     compiled, unseen = explain_ways(statistics.compiled), explain_unseen(statistics)
+    ops = plural(statistics.ops_seen + statistics.backward_ops_seen, "op")
     return (
-        f"amanda: {describe_ops(statistics)}; "
+        f"amanda: {ops}{_steps(statistics)}"
+        f"{_ALL_SEEN if unseen == _NOTHING else f'; not seen: {unseen}'}; "
         f"{f'compiled code ran {compiled}; ' if compiled else ''}"
-        f"{_ALL_SEEN if unseen == _NOTHING else f'not seen: {unseen}'}; "
         f"{describe_time(statistics, seconds)}"
     )
 
 
 _ADVICE = "each of which needs an amanda run of its own"
 _NOTHING = "nothing, as far as is known"
-_ALL_SEEN = "all operators were seen, as far as is known"
+_ALL_SEEN = ", all seen as far as is known"
+
+
+def _steps(statistics: Statistics) -> str:
+    return f" in {plural(statistics.steps, 'step')}" if statistics.steps else ""
 
 
 def describe_ops(statistics: Statistics) -> str:
@@ -36,11 +42,10 @@ def describe_ops(statistics: Statistics) -> str:
 
     Drivers see backward operators only where a tool has routines there.
     """
-    forward, backward, steps = statistics.ops_seen, statistics.backward_ops_seen, statistics.steps
+    forward, backward = statistics.ops_seen, statistics.backward_ops_seen
     ways = f"{forward} forward, {backward} backward" if backward else f"{forward} forward"
-    within = f" in {steps} step{'s' if steps > 1 else ''}" if steps else ""
     return (
-        f"{forward + backward} ops seen ({ways}){within}, "
+        f"{plural(forward + backward, 'op')} seen ({ways}){_steps(statistics)}, "
         f"{statistics.ops_instrumented} instrumented"
     )
 
