@@ -91,7 +91,7 @@ def test_what_runs_between_steps_belongs_to_none() -> None:
 
 
 def test_figures_of_steps_are_lines_over_the_run() -> None:
-    """Charts show the operations and the time of each step, if there are two at least."""
+    """A chart shows the operations of each step, if there are two at least."""
     for steps in 1, 3:
         tool, profile = FlopsTool(), ProfileTool(memory=False)
         with amanda.apply(tool, profile):
@@ -104,8 +104,6 @@ def test_figures_of_steps_are_lines_over_the_run() -> None:
         figure = tool.result()["summary"]["per_step"]["flops"]
         assert list(charts["operations per step"].labels) == [0, 1, 2]
         assert charts["operations per step"].values["forward"] == [figure] * 3
-        durations = charts["duration of each step, tools included"].values["time"]
-        assert all(seconds > 0 for seconds in durations)
 
 
 @pytest.mark.parametrize("memory", [True, False])

@@ -413,9 +413,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         ``activations_of_unknown_size``."""
         rows = self.op_rows()
         of_model = shown(rows, self.options)
-        forward = [row for row in rows if row["direction"] == "forward"]
         unknown = [row for row in rows if row["counted"] == "unknown"]
         flops = _flops_of(of_model, "forward")
+        elementwise = sum(int(row.get("elementwise", 0)) for row in rows)
         return {
             "batch": (self._samples.figures() and self._batch_of_step) or None,
             **{f"per_{part}": self._share_of(f"{part}s") for part in ("sample", "token")},
@@ -424,9 +424,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             "flops_backward": _flops_of(of_model, "backward"),
             # Of several threads one computes forward while a backward pass of another one runs.
             "flops_recomputed": None if len(self._stepping) > 1 else self._recomputed,
-            "elementwise": self._elementwise(rows),
+            "elementwise": elementwise if self.options.elementwise else None,
             "macs": flops // 2,
-            **self._memory_of([row for row in forward if row["phase"] == "forward"]),
+            **self._memory_of(rows),
             "zero_ops": sorted({row["type"] for row in rows if row["counted"] == "zero"}),
             "bound": "lower" if unknown or self.not_seen() else None,
             "unknown_ops": _calls(unknown),
@@ -435,20 +435,15 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             "by_module": self._grouped(rows, lambda row: str(row["module"])),
         }
 
-    def _elementwise(self, rows: Sequence[dict[str, Any]]) -> int | None:
-        """Return the elementwise work of the run; None where it is not counted."""
-        if not self.options.elementwise:
-            return None
-        return sum(int(row.get("elementwise", 0)) for row in rows)
-
     def _memory_of(self, rows: Sequence[dict[str, Any]]) -> dict[str, int]:
         """Return the parameters of the model's operators, and the bytes of these and of their
         outputs. An optimizer of Keras keeps its state in parameters of PyTorch, too."""
+        rows = [row for row in rows if row["direction"] == row["phase"] == "forward"]
         params, weight_bytes = self._params(row["id"] for row in rows)
-        of_step = [row for row in rows if self._written.is_in_pass(row["id"])]
+        rows = [row for row in rows if self._written.is_in_pass(row["id"])]
         # Without those of a loss, as `summary` has them; in a program without modules all.
-        of_step = [row for row in of_step if _is_in_module(row)] or of_step
-        written = [row["activation_bytes"] for row in of_step]
+        rows = [row for row in rows if _is_in_module(row)] or rows
+        written = [row["activation_bytes"] for row in rows]
         return {
             "params": params,
             "weight_bytes": weight_bytes,
@@ -588,8 +583,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         yield from rank_modules("operations by module", modules, both, "FLOP", run)
         types, run = grouped(lambda row: of_forward[row["id"]])
         yield from rank_groups("operations by type", types, both, "FLOP", run)
-        steps = self.figures_of_steps()
-        yield from lines_over_steps("operations per step", steps, both, "FLOP")
+        yield from lines_over_steps("operations per step", self.figures_of_steps(), both, "FLOP")
 
 
 class ModelFlops(ModelFigures):

@@ -296,7 +296,7 @@ class NanTool(PrintingTool[NanOptions]):
                     "source": source,
                 }
                 # Data may hold NaN on purpose, for values that are missing; a model never does.
-                is_of_model = self._received["is_parameter"] or self._received["is_state"]
+                is_of_model = position in (*watch.parameters, *watch.states)
                 if is_of_model and self.options.action == "warn":
                     _warn(_received_message(self._received), source)
                 return
