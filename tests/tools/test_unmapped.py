@@ -10,6 +10,7 @@ import torch
 import amanda
 from amanda.tools import canonical
 from amanda.tools.mapping import MappingTool
+from tests.running import applied
 
 
 def program() -> None:
@@ -19,9 +20,7 @@ def program() -> None:
 
 def test_operators_without_a_type_are_listed() -> None:
     """By type, with the number of operators, and in rows of their own."""
-    tool = amanda.tools.load("unmapped")()
-    with amanda.apply(tool):
-        program()
+    tool = applied(amanda.tools.load("unmapped")(), program)
     found = tool.result()
     assert (found["summary"]["ops"], found["summary"]["unmapped"]) == (3, 1)
     assert found["summary"]["by_type"] == {
@@ -46,9 +45,7 @@ def test_a_rule_of_the_user_describes_an_operator() -> None:
 
 def test_rows_of_tools_have_canonical_attributes() -> None:
     """In types that JSON has; where no rule is, those of the framework."""
-    tool = amanda.tools.load("count")()
-    with amanda.apply(tool):
-        program()
+    tool = applied(amanda.tools.load("count")(), program)
     found = {row["type"]: row["attributes"] for row in tool.result()["ops"]}
     assert found["sum"] == {"axis": [1], "keepdim": False}
     assert found["kthvalue"]["k"] == 1
