@@ -14,6 +14,7 @@ from torch.nn import functional
 import amanda
 from amanda.tools import canonical, layouts
 from amanda.tools.mapping import MappingTool
+from tests.running import applied
 
 tf1 = tf.compat.v1
 
@@ -172,9 +173,7 @@ def test_what_a_graph_does_not_tell_is_missing() -> None:
     def program(x: Any, n: Any) -> Any:
         return tf.nn.max_pool2d(x, 3, 2, "SAME"), tf.gather(x, [0], axis=n), tf.reduce_sum(x, n)
 
-    tool = ReadAttributes()
-    with amanda.apply(tool):
-        program(tf.ones((1, 4, 4, 4)), tf.constant(1))
+    tool = applied(ReadAttributes(), lambda: program(tf.ones((1, 4, 4, 4)), tf.constant(1)))
     found = dict(tool.found)
     window = {"kernel_size": (3, 3), "stride": (2, 2), "dilation": (1, 1), "ceil_mode": False}
     assert found["max_pool2d"] == window

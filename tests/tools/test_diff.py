@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import nn
 
-import amanda
 from amanda.testing import loopback as lb
 from amanda_tools.diff import DiffTool
 from amanda_tools.diff.comparison import compare_tensors, distance
@@ -226,9 +225,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 
 def test_a_dump_can_be_the_reference(tmp_path: Path) -> None:
     """The files of ``dump`` are a recording too; what is none is refused."""
-    dump = DumpTool(tensors="activations")
-    with amanda.apply(dump):
-        torch.ones(2).exp()
+    dump = applied(DumpTool(tensors="activations"), lambda: torch.ones(2).exp())
     dump.write_files(tmp_path, "dump")
     tool = applied(DiffTool(reference=str(tmp_path)), lambda: torch.ones(2).exp())
     assert (tool.summary()["first"], tool.summary()["compared"]) == (None, 2)

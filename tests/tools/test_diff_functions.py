@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import amanda
 from amanda_tools.diff import DiffTool
+from tests.running import applied
 
 Program = Callable[[], Any]
 
@@ -79,9 +80,7 @@ def loop(scale: float = 1.0) -> Program:
 
 
 def compared(eager: Program, function: Program) -> DiffTool:
-    reference = DiffTool()
-    with amanda.apply(reference):
-        eager()
+    reference = applied(DiffTool(), eager)
     tool, traced = DiffTool(reference=reference), tf.function(function)
     with amanda.apply(tool):
         traced()

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 import torch
 
-import amanda
 from amanda_tools.flops import FlopsTool
+from tests.running import applied
 
 TALL = np.random.default_rng(0).random((2, 7, 4))
 SQUARE = np.einsum("bij,bik->bjk", TALL, TALL) + np.eye(4)
@@ -67,9 +67,7 @@ def test_decompositions_cost_the_same_on_both_frameworks(name: str) -> None:
     """The published count, of each matrix of the batch."""
     *programs, expected = PAIRS[name]
     for run in programs:
-        tool = FlopsTool()
-        with amanda.apply(tool):
-            run()
+        tool = applied(FlopsTool(), run)
         result = tool.result()
         # Half of it is rounded, for each matrix.
         assert result["summary"]["flops"] == pytest.approx(expected, abs=2), result

@@ -119,9 +119,7 @@ def test_unknown_operators_are_said() -> None:
             Own.apply(x.relu()).sum().backward()
             amanda.new_iteration()
 
-    tool = FlopsTool()
-    with amanda.apply(tool):
-        run()
+    tool = applied(FlopsTool(), run)
     found = tool.summary()
     assert found["unknown_ops"] == {"linalg_matrix_exp": 3, "Own": 3, "own_backward": 3}
     assert found["unknown_share"] == pytest.approx(3 / len(tool.op_rows()))
@@ -285,9 +283,7 @@ def test_every_execution_counts_with_the_shapes_it_has() -> None:
         for output in reversed(outputs):
             output.backward()
 
-    tool = FlopsTool()
-    with amanda.apply(tool):
-        run()
+    tool = applied(FlopsTool(), run)
     rows = {row["id"]: row for row in tool.op_rows()}
     forward = rows["Linear/linear:0"]
     assert (forward["executions"], forward["flops"]) == (3, 2 * 4 * 5 * (1 + 2 + 3))
@@ -351,9 +347,7 @@ def test_many_shapes_take_bounded_memory() -> None:
 def test_bytes_follow_from_types_and_views_have_none() -> None:
     """Half precision takes half; a view writes nothing."""
     layer = nn.Linear(4, 6).bfloat16()
-    tool = FlopsTool()
-    with amanda.apply(tool):
-        layer(torch.rand(2, 4).bfloat16()).view(3, 4)
+    tool = applied(FlopsTool(), lambda: layer(torch.rand(2, 4).bfloat16()).view(3, 4))
     rows = {row["type"]: row for row in tool.op_rows()}
     assert rows["linear"]["activation_bytes"] == 2 * 6 * 2
     assert rows["linear"]["weight_bytes"] == (24 + 6) * 2
@@ -393,9 +387,7 @@ def test_tables_by_module_type_and_operator() -> None:
         ({"by": "op"}, {f"Sequential.{path}/linear:0" for path in ("0.0", "0.1", "1")}),
         ({"by": "type"}, {"linear"}),
     ):
-        tool = FlopsTool(**options)
-        with amanda.apply(tool):
-            model(torch.rand(1, 4))
+        tool = applied(FlopsTool(**options), lambda: model(torch.rand(1, 4)))
         table = list(tool.tables())[1]
         assert {row[0] for row in table.rows} == first
         shares = [float(row[4].removesuffix(" %")) for row in table.rows]
@@ -411,9 +403,7 @@ def test_wrong_options_are_refused() -> None:
 
 def test_the_result_is_plain_data_and_a_table(tmp_path: Path) -> None:
     """JSON takes it as it is; the CSV file has a line per operator."""
-    tool = FlopsTool(csv=True)
-    with amanda.apply(tool):
-        nn.Linear(4, 5)(torch.rand(2, 4)).sum().backward()
+    tool = applied(FlopsTool(csv=True), lambda: nn.Linear(4, 5)(torch.rand(2, 4)).sum().backward())
     result = tool.result()
     assert json.loads(json.dumps(result)) == result
     [path] = tool.write_files(tmp_path, "flops")

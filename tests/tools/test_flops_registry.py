@@ -15,6 +15,7 @@ from amanda.tools.description import OpDescription
 from amanda_tools import flops
 from amanda_tools._operators import flop_registry
 from amanda_tools._operators.signature import OpSignature
+from tests.running import applied
 
 pytestmark = pytest.mark.usefixtures("restored_table")
 
@@ -48,9 +49,7 @@ def own(x: torch.Tensor, times: int) -> torch.Tensor:
 
 
 def rows_of(run: Any) -> dict[str, dict[str, Any]]:
-    tool = flops.FlopsTool()
-    with amanda.apply(tool):
-        run()
+    tool = applied(flops.FlopsTool(), run)
     return {row["type"]: row for row in tool.op_rows()}
 
 

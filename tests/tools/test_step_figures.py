@@ -159,9 +159,7 @@ def test_peaks_are_known_by_name(name: str, peak: float) -> None:
 
 def test_the_utilization_is_the_share_of_a_given_peak() -> None:
     """Operations of a step over those of the peak in the median duration of a step."""
-    tool = FlopsTool(peak=0.001)
-    with amanda.apply(tool):
-        models.train(models.bert, 3)
+    tool = applied(FlopsTool(peak=0.001), lambda: models.train(models.bert, 3))
     summary = tool.result()["summary"]
     step = summary["per_step"]
     done = step["flops"] + step["flops_backward"]

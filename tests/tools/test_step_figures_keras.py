@@ -13,6 +13,7 @@ import tensorflow as tf
 import amanda
 from amanda.cli.pages import ModuleTensors
 from amanda_tools.flops import FlopsTool
+from tests.running import applied
 
 BATCH, TOKENS, WIDTH, HEADS, INNER, CLASSES = 4, 8, 16, 2, 32, 3
 
@@ -83,9 +84,7 @@ PROGRAMS: dict[str, Callable[[int], None]] = {
 def test_a_step_has_the_figure_of_a_count_by_hand(program: str, steps: int) -> None:
     """Twice as much backward as forward: every factor has a gradient. Building is not part of
     it."""
-    tool = FlopsTool()
-    with amanda.apply(tool):
-        PROGRAMS[program](steps)
+    tool = applied(FlopsTool(), lambda: PROGRAMS[program](steps))
     summary = tool.result()["summary"]
     assert summary["steps"] == steps
     step = summary["per_step"]
@@ -184,9 +183,7 @@ def test_operators_are_shown_as_in_training(order: str) -> None:
 )
 def test_a_parameter_counts_at_the_operator_that_computes_with_it(run: Callable[[], None]) -> None:
     """Not at the reshape that reads it before, too: rows add up to the sum."""
-    tool = FlopsTool()
-    with amanda.apply(tool):
-        run()
+    tool = applied(FlopsTool(), run)
     rows = [row for row in tool.op_rows() if row.get("params")]
     assert sum(row["params"] for row in rows) == tool.summary()["params"]
     assert {row["type"] for row in rows} == {"embedding", "linear", "add", "bias_add", "mul"}

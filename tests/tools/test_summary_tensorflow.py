@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from tests.running import applied
 
 tf1 = tf.compat.v1
 BATCH, WIDTH, INNER, CLASSES = 2, 4, 8, 3
@@ -98,10 +99,7 @@ def found(tool: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def summarized(run: Callable[[], object]) -> Any:
-    tool = amanda.tools.load("summary")()
-    with amanda.apply(tool):
-        run()
-    return tool
+    return applied(amanda.tools.load("summary")(), run)
 
 
 @pytest.mark.parametrize("block", [Block, Compiled])

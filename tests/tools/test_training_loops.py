@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import amanda
 from amanda_tools.flops import FlopsTool
+from tests.running import applied
 
 FEATURES, HIDDEN, CLASSES = 8, 16, 3
 SAMPLE = 2 * (FEATURES * HIDDEN + HIDDEN * CLASSES)
@@ -228,9 +229,7 @@ def generators_and_discriminators() -> None:
 
 def test_each_optimizer_of_several_models_takes_steps_of_its_own() -> None:
     """A step has what ran since the last step of any of them."""
-    tool = FlopsTool()
-    with amanda.apply(tool):
-        generators_and_discriminators()
+    tool = applied(FlopsTool(), generators_and_discriminators)
     found = [figures["flops"] for figures in tool.figures_of_steps().values()]
     generated, judged = 2 * 4 * (4 * 8), 2 * 4 * (8 * 1)
     assert found == 2 * [generated + 2 * judged, judged]

@@ -17,6 +17,7 @@ from amanda.errors import AmandaError
 from amanda_tools.prune import PruneTool
 from amanda_tools.quantize import QuantizeTool
 from tests import models
+from tests.running import applied
 
 RECURRENT_CELLS = ("lstm_cell", "gru_cell", "rnn_tanh_cell")
 
@@ -67,9 +68,7 @@ def test_products_with_a_parameter_are_pruned_by_default() -> None:
 
 
 def test_types_that_are_asked_for_list_products_of_activations() -> None:
-    tool = PruneTool(method="nm", ops=["einsum", "matmul"])
-    with amanda.apply(tool):
-        Products()(X)
+    tool = applied(PruneTool(method="nm", ops=["einsum", "matmul"]), lambda: Products()(X))
     assert len(tool.masks) == 3
     reasons = {row["id"]: row["reason"] for row in tool.result()["summary"]["skipped"]}
     assert reasons == {
@@ -80,9 +79,7 @@ def test_types_that_are_asked_for_list_products_of_activations() -> None:
 
 @pytest.mark.parametrize("ops", [(), ("linear",)])
 def test_products_are_no_linear_to_those_who_ask_for_it(ops: tuple[str, ...]) -> None:
-    tool = PruneTool(ops=ops)
-    with amanda.apply(tool):
-        Products()(X)
+    tool = applied(PruneTool(ops=ops), lambda: Products()(X))
     assert len(tool.masks) == (0 if ops else 3)
 
 
@@ -101,9 +98,7 @@ def test_weights_are_rounded_per_output() -> None:
 
 def test_a_batch_of_matrices_is_pruned_one_by_one() -> None:
     experts = nn.Parameter(torch.tensor([[1.0, -2.0, 3.0, 0.5], [4.0, 3.0, -2.0, 1.0]])[..., None])
-    tool = PruneTool(method="nm")
-    with amanda.apply(tool):
-        torch.bmm(torch.ones(2, 3, 4), experts)
+    tool = applied(PruneTool(method="nm"), lambda: torch.bmm(torch.ones(2, 3, 4), experts))
     (mask,) = tool.masks.values()
     assert mask[..., 0].tolist() == [[False, True, True, False], [True, True, False, False]]
 

@@ -14,6 +14,7 @@ from torch import nn
 import amanda
 from amanda_tools.prune import PruneTool
 from tests import models
+from tests.running import applied
 from tests.tools.optimization.training import trained
 
 
@@ -108,9 +109,7 @@ def test_channel_gates_train_as_a_model_written_by_hand() -> None:
 
 def test_rows_of_channel_gates_have_the_channels_that_are_kept() -> None:
     net, _, x = pair(lambda conv: ChannelGatedConv(conv, conv.out_channels // 2))
-    tool = PruneTool(method="channel")
-    with amanda.apply(tool):
-        net(x)
+    tool = applied(PruneTool(method="channel"), lambda: net(x))
     assert [row["channels_kept"] for row in tool.result()["ops"]] == [4, 6]
     # No weight is zero, and what is zero of the outputs differs by sample: no figure is made up.
     assert tool.summary()["sparsity"] is None

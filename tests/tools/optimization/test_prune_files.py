@@ -17,6 +17,7 @@ import amanda
 from amanda.errors import AmandaError
 from amanda_tools.prune import PruneTool
 from tests import models
+from tests.running import applied
 
 
 def test_saved_masks_make_another_process_prune_the_same(tmp_path: Path) -> None:
@@ -51,9 +52,7 @@ def test_loaded_masks_hold_whatever_the_weights_are(tmp_path: Path) -> None:
 
 def test_masks_of_another_model_name_the_first_missing_op(tmp_path: Path) -> None:
     small, large = nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
-    tool = PruneTool()
-    with amanda.apply(tool):
-        small(torch.rand(2, 8))
+    tool = applied(PruneTool(), lambda: small(torch.rand(2, 8)))
     path = tool.save(tmp_path / "masks.safetensors")
     again = PruneTool(masks=str(path))
     with amanda.apply(again), pytest.raises(AmandaError, match=r"no mask for op Sequential\.1/lin"):

@@ -16,6 +16,7 @@ import amanda
 from amanda.errors import AmandaError
 from amanda_tools.prune import PruneTool
 from tests import models
+from tests.running import applied
 
 
 class MaskedConv2d(nn.Conv2d):
@@ -179,9 +180,7 @@ def test_operators_that_share_a_weight_share_its_mask() -> None:
 def test_a_weight_that_an_embedding_reads_whole_is_reported() -> None:
     """GPT-2's last layer shares the weight of its first, which is not a linear layer."""
     model, inputs = models.build("gpt2")
-    tool = PruneTool(method="nm")
-    with amanda.apply(tool):
-        model(**inputs)
+    tool = applied(PruneTool(method="nm"), lambda: model(**inputs))
     last, first = "GPT2LMHeadModel.lm_head/linear:0", "GPT2LMHeadModel.transformer.wte/embedding:0"
     assert tool.result()["summary"]["read_without_mask"] == {last: first}
     before = copy.deepcopy(model.state_dict())

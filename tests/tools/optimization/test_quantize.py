@@ -16,6 +16,7 @@ import amanda
 from amanda_tools.quantize import QuantizeOptions, QuantizeTool
 from amanda_tools.quantize.numbers import QuantGrid, fake_float, fake_quantize, integers
 from tests import models
+from tests.running import applied
 
 
 class Net(nn.Module):
@@ -217,9 +218,7 @@ def test_zeros_stay_zeros() -> None:
 def test_percentiles_leave_the_outermost_values_out() -> None:
     x = torch.randn(1, 4000)
     layer = nn.Linear(4000, 2)
-    tool = QuantizeTool(observer="percentile", percentile=99)
-    with amanda.apply(tool):
-        layer(x)
+    tool = applied(QuantizeTool(observer="percentile", percentile=99), lambda: layer(x))
     activation, weight = tool.result()["ops"][0]["quantizers"]
     low, high = np.percentile(x.numpy(), [1, 99])
     assert activation["scale"] == pytest.approx((high - low) / 255, rel=1e-5)
@@ -233,9 +232,7 @@ def test_least_error_is_the_best_of_all_shares() -> None:
     x = torch.randn(1, 3000)
     x[0, 0] = 12.0
     layer = nn.Linear(3000, 2)
-    tool = QuantizeTool(observer="mse", activation_bits=4)
-    with amanda.apply(tool):
-        layer(x)
+    tool = applied(QuantizeTool(observer="mse", activation_bits=4), lambda: layer(x))
     row = tool.result()["ops"][0]["quantizers"][0]
 
     def error(share: float) -> float:
@@ -249,9 +246,7 @@ def test_least_error_is_the_best_of_all_shares() -> None:
 
 def test_what_is_not_finite_does_not_widen_the_range() -> None:
     layer = nn.Linear(3, 2)
-    tool = QuantizeTool()
-    with amanda.apply(tool):
-        layer(torch.tensor([[1.0, float("inf"), float("nan")]]))
+    tool = applied(QuantizeTool(), lambda: layer(torch.tensor([[1.0, float("inf"), float("nan")]])))
     assert tool.result()["ops"][0]["quantizers"][0]["scale"] == pytest.approx(1 / 255)
 
 

@@ -16,7 +16,7 @@ from amanda.errors import CapabilityError
 from amanda.testing import loopback as lb
 from amanda_tools.remat import RematTool
 from tests.counting import no_collection
-from tests.running import run_python
+from tests.running import applied, run_python
 from tests.tools.optimization.remat_support import (
     CASES,
     Alive,
@@ -231,9 +231,7 @@ def test_bad_options() -> None:
 
 def test_operators_of_other_frameworks_are_left_alone() -> None:
     """They are skipped with the reason, and nothing of them counts as kept."""
-    tool = RematTool()
-    with amanda.apply(tool):
-        lb.relu(lb.tensor([1.0, -2.0]))
+    tool = applied(RematTool(), lambda: lb.relu(lb.tensor([1.0, -2.0])))
     summary = tool.result()["summary"]
     assert summary["saved_bytes"] == 0
     assert any("none of loopback" in row["reason"] for row in summary["skipped"])
