@@ -95,13 +95,12 @@ PyTypeObject make_type(const char* name, size_t size, destructor dealloc, traver
                        inquiry clear = nullptr);
 
 // Names of attributes, as objects of Python's that are made once.
-#define ACCEL_NAMES(NAME)                                                                                          \
-  NAME(action) NAME(add) NAME(after) NAME(cache) NAME(claimed) NAME(count) NAME(due) NAME(enabled)    \
-  NAME(ends) NAME(executions) NAME(frombytes) NAME(func) NAME(go_on_after) NAME(has_after) NAME(has_before)           \
-  NAME(held) NAME(is_idle) NAME(kind) NAME(kwargs) NAME(log) NAME(nanoseconds) NAME(natives)                       \
-  NAME(note_execution) NAME(number) NAME(numbers) NAME(op_id) NAME(paused) NAME(quiet) NAME(routine) NAME(routines)            \
-  NAME(run_described) NAME(run_known) NAME(scopes) NAME(select) NAME(statistics) NAME(steps_after)                 \
-  NAME(steps_before) NAME(tool_seconds) NAME(waiting)
+#define ACCEL_NAMES(NAME)                                                                                              \
+  NAME(action) NAME(add) NAME(after) NAME(cache) NAME(claimed) NAME(count) NAME(due) NAME(enabled) NAME(ends)          \
+  NAME(executions) NAME(frombytes) NAME(func) NAME(go_on_after) NAME(has_after) NAME(has_before) NAME(held)            \
+  NAME(is_idle) NAME(kind) NAME(kwargs) NAME(log) NAME(nanoseconds) NAME(natives) NAME(note_execution) NAME(number)    \
+  NAME(numbers) NAME(op_id) NAME(paused) NAME(quiet) NAME(routine) NAME(routines) NAME(run_described) NAME(run_known)  \
+  NAME(scopes) NAME(select) NAME(statistics) NAME(steps_after) NAME(steps_before) NAME(tool_seconds) NAME(waiting)
 
 struct Names {
 #define NAME(name) PyObject* name;
@@ -219,9 +218,9 @@ Ref thread_state();
 bool is_only_driver();
 
 // The objects of amanda, amanda_torch and PyTorch that the units need; see _objects() of amanda_torch.eager.gate.
-#define ACCEL_OBJECTS(OBJECT)                                                                                    \
-  OBJECT(acquire) OBJECT(are_paired) OBJECT(as_routine) OBJECT(changed) OBJECT(compiling) OBJECT(deliver)        \
-  OBJECT(forward_level) OBJECT(function) OBJECT(is_report_of) OBJECT(mode) OBJECT(own_nodes) OBJECT(parameter)   \
+#define ACCEL_OBJECTS(OBJECT)                                                                                          \
+  OBJECT(acquire) OBJECT(are_paired) OBJECT(as_routine) OBJECT(changed) OBJECT(compiling) OBJECT(deliver)              \
+  OBJECT(forward_level) OBJECT(function) OBJECT(is_report_of) OBJECT(mode) OBJECT(own_nodes) OBJECT(parameter)         \
   OBJECT(raised) OBJECT(release) OBJECT(state) OBJECT(tensor) OBJECT(tensors_of) OBJECT(unpaused)
 
 struct Objects {

@@ -229,12 +229,7 @@ class ToolCode {
   // Undo what has been done; an error that is set stays.
   int leave() {
     bool failed = false;
-    auto note = [&failed](bool is_done) {
-      if (!is_done) {
-        PyErr_Clear();
-        failed = true;
-      }
-    };
+    auto note = [&failed](bool is_done) { if (!is_done) { PyErr_Clear(); failed = true; } };
     {
       KeepError keep;
       if (is_locked_) {

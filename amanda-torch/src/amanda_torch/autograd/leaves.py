@@ -261,7 +261,8 @@ class LeafClaimer:
                 continue
             one = None
             if hooks is None or not hooks.is_idle:
-                find = functools.partial(self.leaf_hooks, known, backward_id, scope, tensors)
+                about = hooks, known, backward_id, scope, tensors
+                find = functools.partial(self.leaf_hooks, *about)
                 one = make(find)
                 one.register(
                     node, hooks is None or hooks.has_before, hooks is None or hooks.has_after
@@ -271,10 +272,20 @@ class LeafClaimer:
             marks.setdefault(scope, one)
 
     def leaf_hooks(
-        self, known: KnownGradients, backward_id: str, scope: Any, past: Past | None
+        self,
+        hooks: NodeHooks | None,
+        known: KnownGradients,
+        backward_id: str,
+        scope: Any,
+        past: Past | None = None,
     ) -> NodeHooks:
-        """The hooks of a leaf's accumulation in one of an operator's scopes."""
-        hooks = known.made_hooks(self.dispatcher, _ACCUMULATION, backward_id, past)
+        """The hooks of a leaf's accumulation in one of an operator's scopes.
+
+        Args:
+            hooks: those in all scopes; None if an analysis is pending.
+        """
+        if hooks is None:
+            hooks = known.made_hooks(self.dispatcher, _ACCUMULATION, backward_id, past)
         return hooks if len(known.handle.scopes) == 1 else hooks.of_scope(scope)
 
     def known_leaf_hooks(
@@ -288,4 +299,4 @@ class LeafClaimer:
         if hooks.is_idle:
             return []
         scopes = known.handle.scopes
-        return [self.leaf_hooks(known, backward_id, scope, None) for scope in scopes]
+        return [self.leaf_hooks(hooks, known, backward_id, scope) for scope in scopes]
