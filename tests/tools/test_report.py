@@ -381,14 +381,6 @@ def test_a_page_without_a_model_is_called_after_its_program() -> None:
     assert document_of(RunReport(title="t", facts=facts, tools=[])).heading == "train.py"
 
 
-def test_a_chart_that_two_tools_have_is_shown_once() -> None:
-    """The durations of the steps, which each tool knows."""
-    line = Chart(title="duration", kind="line", labels=[0, 1], values={"time": [1.0, 2.0]})
-    tools = [ToolReport(name=name, charts=[line]) for name in ("flops", "profile")]
-    sections = document_of(RunReport(title="t", facts={}, tools=tools)).sections
-    assert [len(section.charts) for section in sections] == [1, 0]
-
-
 def test_libraries_are_those_that_are_published() -> None:
     """VERSIONS.txt tells version, licence and checksum, and no page needs another."""
     folder = Path(report.__file__).parents[1] / "vendor"
