@@ -110,8 +110,7 @@ class CountTool(PrintingTool[PhaseOptions]):
             )
             for name in names
         ]
-        title = "count: executions by module"
-        return Table(title, ("module", *_WAYS, *runs), lines, detail=True)
+        return Table("count: executions by module", ("module", *_WAYS, *runs), lines, detail=True)
 
     def charts(self) -> Iterable[Chart]:
         """Executions by type and by module."""

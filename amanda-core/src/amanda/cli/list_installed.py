@@ -31,9 +31,7 @@ _GROUPS = {
 }
 """The tools of Amanda by purpose; those of other packages stand below the package."""
 
-_MORE = """\
-options, files, an example:  amanda tools NAME
-tools of a run:  amanda run -t NAME,NAME:option=value -o out -- train.py"""
+_MORE = "options, files, an example:  amanda tools NAME"
 
 
 def main(command: str, arguments: Sequence[str]) -> int:

@@ -53,7 +53,6 @@ _OTHER_WORDS = {
     **dict.fromkeys(("memory", "mem"), "profile:sort=memory"),
     **dict.fromkeys(("weights", "activations", "gradients"), "stats:tensors={}"),
     **dict.fromkeys(("graph", "edges"), "trace"),
-    **dict.fromkeys(("macs", "ops", "mfu"), "flops"),
 }
 """Words for what a tool shows, and the tool."""
 

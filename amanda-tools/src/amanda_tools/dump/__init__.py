@@ -84,8 +84,7 @@ class DumpTool(WatchingTool[DumpOptions]):
 
     def is_selected(self, op: OpDescription) -> bool:
         """True if the options select this operator; with ``phases=model`` no optimizer's are."""
-        is_wanted = op.phase != "optimizer" or self.options.phases == "all"
-        return super().is_selected(op) and is_wanted
+        return super().is_selected(op) and (op.phase != "optimizer" or self.options.phases == "all")
 
     # -- taking -----------------------------------------------------------
 
