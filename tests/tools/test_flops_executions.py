@@ -394,12 +394,6 @@ def test_tables_by_module_type_and_operator() -> None:
         assert sum(shares) == pytest.approx(100, abs=0.2)
 
 
-def test_wrong_options_are_refused() -> None:
-    """``by`` has three values."""
-    with pytest.raises(ValueError, match="by"):
-        FlopsTool(by="color")
-
-
 def test_the_result_is_plain_data_and_a_table(tmp_path: Path) -> None:
     """JSON takes it as it is; the CSV file has a line per operator."""
     tool = applied(FlopsTool(csv=True), lambda: nn.Linear(4, 5)(torch.rand(2, 4)).sum().backward())
