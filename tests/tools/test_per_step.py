@@ -125,9 +125,7 @@ def test_threads_that_train_have_steps_without_figures() -> None:
             model(torch.rand(5, 4)).sum().backward()
             optimizer.step()
 
-    tool = FlopsTool()
-    with amanda.apply(tool):
-        in_threads(train, train)
+    tool = applied(FlopsTool(), lambda: in_threads(train, train))
     summary = tool.result()["summary"]
     assert (summary["per_step"], summary["flops_recomputed"]) == ({}, None)
     assert summary["flops"] == 4 * 2 * 5 * 12
