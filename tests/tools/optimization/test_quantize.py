@@ -345,6 +345,7 @@ def test_what_is_not_quantized_is_listed_with_the_reason() -> None:
         ({"weight_bits": 1}, "weight_bits=1 is neither 0 nor from 2 to 16"),
         ({"weight_bits": 0, "activation_bits": 0}, "weight_bits=0 and activation_bits=0 leave"),
         ({"activation_bits": 32}, "activation_bits=32"),
+        ({"number": "e4m3", "weight_bits": 4}, "number=e4m3 has 8 bits: weight_bits=4"),
         ({"number": "e4m3", "method": "qat"}, "number=e4m3 cannot be learned"),
         ({"number": "e5m2", "observer": "mse"}, "number=e5m2 has no observer=mse"),
         ({"percentile": 40}, "percentile=40.0"),
