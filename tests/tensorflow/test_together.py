@@ -284,9 +284,8 @@ def test_tool_code_is_vanilla_in_the_other_framework(
     assert {row["namespace"].split("/")[0] for row in outer.op_rows()[:met]} == {"pytorch"}
 
 
-def test_tool_code_that_raises_leaves_the_other_framework_instrumented() -> None:
-    """After a routine has raised within operators of TensorFlow, these are vanilla no longer."""
-    seen: list[str] = []
+def raising(seen: list[str]) -> amanda.Tool:
+    """A tool that notes ids, and whose routine raises at operators of PyTorch."""
 
     def fail(*_: Any) -> None:
         tf.square(VALUES)
@@ -299,8 +298,14 @@ def test_tool_code_that_raises_leaves_the_other_framework_instrumented() -> None
 
     tool = amanda.Tool()
     tool.add_inst_for_op(look)
+    return tool
+
+
+def test_tool_code_that_raises_leaves_the_other_framework_instrumented() -> None:
+    """After a routine has raised within operators of TensorFlow, these are vanilla no longer."""
+    seen: list[str] = []
     x = torch.tensor(VALUES)
-    with amanda.apply(tool):
+    with amanda.apply(raising(seen)):
         for _ in range(3):
             with pytest.raises(LookupError, match="in a routine"):
                 torch.relu(x)
@@ -314,17 +319,7 @@ def test_tool_code_that_raises_leaves_the_other_framework_instrumented() -> None
 def test_an_exception_of_a_tool_keeps_its_type(call: Any) -> None:
     """What a tool raises at an operator of PyTorch that a function of TensorFlow calls reaches the
     user as it is."""
-
-    def fail(*_: Any) -> None:
-        raise LookupError("in a routine")
-
-    def look(context: amanda.OpContext) -> None:
-        if context.namespace.tags[0] == "pytorch":
-            context.insert_before_op(fail)
-
-    tool = amanda.Tool()
-    tool.add_inst_for_op(look)
-    with amanda.apply(tool):
+    with amanda.apply(raising([])):
         for _ in range(3):
             with pytest.raises(LookupError, match="in a routine"):
                 call(lambda x: torch.relu(torch.tensor(np.array(x))).numpy(), [VALUES], tf.float32)

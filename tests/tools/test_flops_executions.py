@@ -379,11 +379,10 @@ def test_parameters_that_are_no_weights_count_too() -> None:
 
 
 def test_tables_by_module_type_and_operator() -> None:
-    """The largest table is chosen with ``by``; paths are shortened with ``depth``."""
+    """The largest table is chosen with ``by``."""
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 4)), nn.Linear(4, 1))
     for options, first in (
         ({"by": "module"}, {"0.0", "0.1", "1"}),
-        ({"by": "module", "depth": 1}, {"0", "1"}),
         ({"by": "op"}, {f"Sequential.{path}/linear:0" for path in ("0.0", "0.1", "1")}),
         ({"by": "type"}, {"linear"}),
     ):
@@ -393,12 +392,6 @@ def test_tables_by_module_type_and_operator() -> None:
         shares = [float(row[4].removesuffix(" %")) for row in table.rows]
         assert shares == sorted(shares, reverse=True)
         assert sum(shares) == pytest.approx(100, abs=0.2)
-
-
-def test_wrong_options_are_refused() -> None:
-    """``by`` has three values."""
-    with pytest.raises(ValueError, match="by"):
-        FlopsTool(by="color")
 
 
 def test_the_result_is_plain_data_and_a_table(tmp_path: Path) -> None:

@@ -331,8 +331,6 @@ def test_tables() -> None:
     out = io.StringIO()
     KernelsTool().print_summary(out)
     assert "0.000 ms on the host" in out.getvalue()
-    with pytest.raises(ValueError, match="by"):
-        KernelsTool(by="colour")
 
 
 def test_figures_are_those_of_the_last_step_beside_the_run(tmp_path: Path) -> None:
@@ -435,9 +433,7 @@ DEVICE = [
 def device_tool() -> KernelsTool:
     """A tool as it is after a run on two devices."""
     x = torch.ones(1)
-    tool = KernelsTool()
-    with amanda.apply(tool):
-        x.exp()
+    tool = applied(KernelsTool(), lambda: x.exp())
     tool.recording = recording_of([e if e["ph"] != "X" else _renamed(e) for e in DEVICE])
     return tool
 

@@ -678,12 +678,6 @@ def test_the_limit_goes_on_counting_recorded_ones() -> None:
     assert (event.op.type, event.times, event.fates["reached"]) == ("log", 3, 3)
 
 
-def test_wrong_options_are_refused() -> None:
-    """``action`` has three values."""
-    with pytest.raises(ValueError, match="action"):
-        NanTool(action="explode")
-
-
 # -- what is told of it -------------------------------------------------------
 
 

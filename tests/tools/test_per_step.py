@@ -125,9 +125,7 @@ def test_threads_that_train_have_steps_without_figures() -> None:
             model(torch.rand(5, 4)).sum().backward()
             optimizer.step()
 
-    tool = FlopsTool()
-    with amanda.apply(tool):
-        in_threads(train, train)
+    tool = applied(FlopsTool(), lambda: in_threads(train, train))
     summary = tool.result()["summary"]
     assert (summary["per_step"], summary["flops_recomputed"]) == ({}, None)
     assert summary["flops"] == 4 * 2 * 5 * 12
@@ -150,8 +148,8 @@ def test_a_step_that_optimizers_make_in_hooks_has_the_whole_backward_pass() -> N
 
 def test_a_timeline_that_is_full_does_not_hide_the_step() -> None:
     """Calls and times are counted where spans are not kept, and the same as where they are."""
-    for options in {"limit": 5}, {"timeline": False}:
-        row = linear(applied(ProfileTool(**options), train))
+    for limit in 5, 0:
+        row = linear(applied(ProfileTool(limit=limit), train))
         assert (row["per_step"]["calls"], row["calls"]) == (1, 5)
         assert 0 < row["per_step"]["seconds"] < row["seconds"]
 

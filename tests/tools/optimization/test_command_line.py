@@ -58,12 +58,3 @@ def test_inject_lists_its_faults(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out/inject.json").read_text())
     assert result["summary"]["faults"] == len(result["faults"]) == 8
-
-
-def test_quantize_writes_scales(tmp_path: Path) -> None:
-    done = run(tmp_path, "-t", "quantize:weight_bits=4,calibration=2", "-o", "out")
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "out/quantize.json").read_text())
-    assert result["summary"]["not_calibrated"] == []
-    activation, weight = result["ops"][0]["quantizers"]
-    assert (activation["bits"], weight["bits"], len(weight["scale"])) == (8, 4, 8)

@@ -153,8 +153,3 @@ def test_the_schedule_grows_as_published() -> None:
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PruneTool(**options)
-
-
-def test_an_unknown_option_names_the_close_ones() -> None:
-    with pytest.raises(TypeError, match="no option 'sparsty'; did you mean sparsity"):
-        PruneTool(sparsty=0.5)

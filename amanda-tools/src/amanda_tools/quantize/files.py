@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from amanda.errors import AmandaError
-from amanda.files import write_json
 from amanda_tools._operators.weights import values_of_run
 from amanda_tools._values import tensor_files
 from amanda_tools._values.shapes import shape_of
@@ -80,16 +79,6 @@ def integer_weights(quantizers: Quantizers, run: Callable[[], Any]) -> dict[str,
         places.setdefault(op_id, []).append(index)
     values = values_of_run(run, places, "quantize")
     return {f"{op}|{i}": to_integers(weights[op, i], value) for (op, i), value in values.items()}
-
-
-def write_ranges(path: Path, quantizers: Quantizers, header: Mapping[str, Any]) -> None:
-    """Write scales and zero points as JSON.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    ops = {op_id: [q.row() for q in found] for op_id, found in quantizers.items()}
-    write_json(path, {**header, "ops": ops})
 
 
 def write_tensors(

@@ -310,25 +310,18 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
         return files.integer_weights(self.quantizers, run)
 
     def export(self, path: str | os.PathLike[str], run: Callable[[], Any] | None = None) -> Path:
-        """Write scales and zero points by op id and input.
+        """Write scales, zero points and integer weights by op id and input, as safetensors.
 
         Args:
-            path: ends with .json, or with .safetensors to include integer weights.
+            path: the file.
             run: runs the model once, as it was run under the tool; for integer weights.
 
         Raises:
             AmandaError: an operator is not calibrated, or `run` is missing.
-            ValueError: the path ends otherwise.
         """
         target = Path(path)
-        quantizers = files.ready(self.quantizers)
         header = {"tool": self.name, "schema": self.schema}
-        if target.suffix == ".safetensors":
-            files.write_tensors(target, quantizers, header, run)
-        elif target.suffix == ".json":
-            files.write_ranges(target, quantizers, header)
-        else:
-            raise ValueError(f"quantize: {target} ends neither with .json nor with .safetensors")
+        files.write_tensors(target, files.ready(self.quantizers), header, run)
         return target
 
     def to_torchao(self, model: Any, run: Callable[[], Any]) -> Exported:
