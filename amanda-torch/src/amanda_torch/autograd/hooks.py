@@ -23,7 +23,7 @@ Gradients = Sequence[Any]
 
 _without_modes = _internals.without_modes
 
-_PLAIN = True, True, 0, False, {}
+_PLAIN: tuple[Any, ...] = True, True, 0, False, {}
 """What a thread is as where settled routines may be taken: in scopes, with the cache, outside of
 tools' code and of blocks that are suspended; and no pass of a tool runs."""
 
