@@ -350,6 +350,8 @@ def test_what_is_not_quantized_is_listed_with_the_reason() -> None:
         ({"number": "e5m2", "observer": "mse"}, "number=e5m2 has no observer=mse"),
         ({"percentile": 40}, "percentile=40.0"),
         ({"calibration": 0}, "calibration=0"),
+        ({"learning_rate": 0.1}, "learning_rate is of method=qat only"),
+        ({"method": "qat", "learning_rate": -0.1}, "is negative"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:

@@ -126,13 +126,6 @@ def test_the_tools_own_step_follows_partial_gradients() -> None:
     assert all(value.grad is None for value in tool.parameters())
 
 
-def test_a_learning_rate_needs_something_to_learn() -> None:
-    with pytest.raises(ValueError, match="learning_rate is of method=qat only"):
-        QuantizeTool(learning_rate=0.1)
-    with pytest.raises(ValueError, match="is negative"):
-        QuantizeTool(method="qat", learning_rate=-0.1)
-
-
 def test_a_value_at_a_bound_is_not_clipped() -> None:
     """The gradient at a bound is the tensor's."""
     values = torch.tensor([0.0, -1.0, 0.5, 1.0, 2.0], requires_grad=True)
