@@ -150,7 +150,7 @@ class NodeHooks:
                 if done is None:
                     return None
                 changed = _without_modes(dispatcher.go_on, actions, values, *done)
-        return None if changed is values else self._replaced(values, changed, consumed)
+        return None if changed is values else self._replaced(values, changed, consumed is not None)
 
     def _run_recorded(self, values: list[Any], consumed: Gradients | None) -> Gradients:
         """Run the analyses and routines of one end, as the records of the scopes tell."""
@@ -158,11 +158,9 @@ class NodeHooks:
             return self._execution.before(values)
         return self._execution.after(values, list(consumed))
 
-    def _replaced(
-        self, values: Gradients, changed: Gradients, consumed: Gradients | None
-    ) -> tuple[Any, ...]:
+    def _replaced(self, values: Gradients, changed: Gradients, is_after: bool) -> tuple[Any, ...]:
         for index, (old, new) in enumerate(zip(values, changed, strict=True)):
-            if consumed is not None and old is None and new is not None:
+            if is_after and old is None and new is not None:
                 raise CapabilityError(
                     f"op {self._execution.call.op_id} produces no gradient at position {index}, "
                     "so that PyTorch takes none in its place; return None there"

@@ -66,9 +66,7 @@ class Accumulation:
         # The graph of this pass may lead to the leaf by nodes that no operator owns.
         self._always = self._always or makes_graph
 
-    def __call__(
-        self, gradients: tuple[Any, ...], grad_outputs: tuple[Any, ...] | None = None
-    ) -> Any:
+    def __call__(self, gradients: tuple[Any, ...], consumed: tuple[Any, ...] | None = None) -> Any:
         """Prehook and posthook, as those of :class:`NodeHooks`."""
         if not (self._always or _graph_task() in self._passes):
             return None
@@ -79,7 +77,7 @@ class Accumulation:
             # The leaf may outlive the model.
             self._find = None
         assert hooks is not None
-        return hooks(gradients, grad_outputs)
+        return hooks(gradients, consumed)
 
 
 def is_owned(node: Any) -> bool:
@@ -261,8 +259,7 @@ class LeafClaimer:
                 continue
             one = None
             if hooks is None or not hooks.is_idle:
-                about = hooks, known, backward_id, scope, tensors
-                find = functools.partial(self.leaf_hooks, *about)
+                find = functools.partial(self.leaf_hooks, hooks, known, backward_id, scope, tensors)
                 one = make(find)
                 one.register(
                     node, hooks is None or hooks.has_before, hooks is None or hooks.has_after
