@@ -115,7 +115,7 @@ class Hooks {
     return steps;
   }
 
-  // Whether backward operators of this thread may take steps that are known: 1, 0, or -1 with an error.
+  // 1 if backward operators of this thread may take steps that are known, else 0; -1 with an error.
   int is_plain_thread() const {
     Ref state = thread_state(), quiet(state ? PyObject_GetAttr(held(dispatcher_), names.quiet) : nullptr);
     int is_quiet = quiet ? PyObject_IsTrue(quiet.get()) : -1;
