@@ -166,9 +166,9 @@ def test_a_tool_that_cannot_be_loaded(
         amanda.tools.load("sick")
     assert said in str(caught.value)
     listed = "\n".join(list_installed.tool_lines())
-    assert "sick  (dist-bad 1.2)  cannot be loaded: tool" in listed
+    assert "dist-bad 1.2:\n  sick  cannot be loaded: tool" in listed
     assert said in listed
-    assert "good  (dist-good 1.2)" in listed
+    assert "dist-good 1.2:\n  good  " in listed
 
 
 def test_the_list_of_tools_tells_of_hidden_ones(install: Install) -> None:
@@ -179,11 +179,13 @@ def test_the_list_of_tools_tells_of_hidden_ones(install: Install) -> None:
         FakeEntryPoint("two", plugin(tools={"a": target})),
     )
     lines = list_installed.tool_lines()
-    assert [line.split("  ")[:2] for line in lines if not line.startswith(" ")] == [
-        ["a", "(dist-one 1.2)"],
-        ["dist-two/a", "(dist-two 1.2)"],
+    about = "Runs rules on the context of each operator before other tools analyse it."
+    assert lines[:4] == [
+        "dist-one 1.2:",
+        f"  a           {about}",
+        "dist-two 1.2:",
+        f"  dist-two/a  {about} (a means the tool of dist-one)",
     ]
-    assert "    (the name a means the tool of dist-one)" in lines
 
 
 # -- drivers ------------------------------------------------------------------

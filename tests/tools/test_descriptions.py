@@ -20,7 +20,7 @@ def test_the_example_of_a_tool_is_right(name: str) -> None:
     [example] = re.findall(r"Example: ``amanda run -t (\S+) -o out", inspect.getdoc(cls) or "")
     [spec] = grammar.parse([example])
     assert spec.name == name
-    assert tool_options.convert(cls, spec)
+    assert tool_options.convert(cls, spec).keys() == spec.options.keys()
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -15,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 import amanda
 from amanda.errors import CoverageWarning
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE, ThreadState, owned_locks
-from amanda.testing import interrupts, soak
+from amanda.testing import growth, interrupts
 from amanda_torch.compiled.compilers import OWN_COMPILER
 from amanda_torch.plugin import COMPILER_VARIABLE, TorchEagerDriver, TorchGraphDriver
 from tests.torch.support import Counter, applied, fingerprint
@@ -322,8 +322,8 @@ def test_many_scopes_of_compiled_code_leave_nothing() -> None:
 
     PyTorch's compiler leaves some 70 objects for each compilation, also without a scope (2.13).
     """
-    growth = soak.grow(one_scope)
-    print(f"torch-graph: {growth}")
-    assert growth.threads <= 0
-    assert growth.ours < 1
+    grown = growth.grow(one_scope)
+    print(f"torch-graph: {grown}")
+    assert grown.threads <= 0
+    assert grown.ours < 1
     assert state() == [{}, [], vars(ThreadState()), 0, True]
