@@ -18,8 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Processes side by side, each with a thread per core, would wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # Workers are told of a terminal of 80 columns, for which tables are cut.
-    os.environ.pop("COLUMNS", None)
+    os.environ.pop("COLUMNS", None)  # 80, for which tables would be cut
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 

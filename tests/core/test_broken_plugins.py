@@ -180,12 +180,8 @@ def test_the_list_of_tools_tells_of_hidden_ones(install: Install) -> None:
     )
     lines = list_installed.tool_lines()
     about = "Runs rules on the context of each operator before other tools analyse it."
-    assert lines[:4] == [
-        "dist-one 1.2:",
-        f"  a           {about}",
-        "dist-two 1.2:",
-        f"  dist-two/a  {about} (a means the tool of dist-one)",
-    ]
+    assert lines[:2] == ["dist-one 1.2:", f"  a           {about}"]
+    assert lines[2:4] == ["dist-two 1.2:", f"  dist-two/a  {about} (a means the tool of dist-one)"]
 
 
 # -- drivers ------------------------------------------------------------------

@@ -172,8 +172,8 @@ dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_
 model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
 plan = {"0": ColwiseParallel(use_local_output=False), "2": RowwiseParallel()}
 parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
-tools = [amanda.tools.load(name)() for name in ("flops", "stats")]
-tools.append(amanda.tools.load("summary")(shapes=True))
+load = amanda.tools.load
+tools = [load("flops")(), load("stats")(), load("summary")(shapes=True)]
 with amanda.apply(*tools):
     model(torch.ones(8, 16)).sum().backward()
 if rank == 0:
