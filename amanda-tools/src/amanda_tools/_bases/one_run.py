@@ -60,7 +60,8 @@ def run_once(tool: ReportingTool[Any], model: Any, given: Any) -> bool:
         NoDriverError: no driver sees its framework.
         ValueError: the model fails with zeros of these shapes.
     """
-    function, framework = f"amanda.{tool.name}()", _framework_of(model, f"amanda.{tool.name}()")
+    function = f"amanda.{tool.name}()"
+    framework = _framework_of(model, function)
     shapes = _shapes(given)
     made = _zeros(model, shapes) if shapes or given is None else given
     if made is None:

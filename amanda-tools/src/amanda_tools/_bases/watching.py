@@ -269,7 +269,8 @@ class WatchingTool(PrintingTool[OptionsT]):
         return label + _GRADIENT if op.direction == "backward" else label
 
     def _is_read_before(self, op: OpDescription, key: str) -> bool:
-        """True if another operator was the first in this step to read the parameter of a key."""
+        """True if another operator was the first in this step to read the parameter of a key; the
+        first that asks is noted as its reader."""
         reader, step = self._readers.get(key, ("", -1))
         if step != self.steps:
             reader, _ = self._readers[key] = op.id, self.steps

@@ -28,7 +28,7 @@ class WrittenBytes:
     """The bytes of the outputs of operators, by id.
 
     Attributes:
-        is_of_first_step: whether those of some are of the first step.
+        is_of_first_step: True if the bytes of an operator are those of the first step.
     """
 
     def __init__(self) -> None:
