@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,10 @@ def test_a_training_is_the_same_with_callbacks(
 
 def test_a_training_that_fails_leaves_no_scope(capsys: pytest.CaptureFixture[str]) -> None:
     """Wherever it fails, or is interrupted: its results are delivered, and the callbacks of a
-    training around it go on. Wrong options are refused before."""
+    training around it go on. Wrong options are refused before. Once the callbacks are gone, fit is
+    Keras's own."""
+    gc.collect()
+    vanilla = keras.Model.fit
     with pytest.raises(ValueError, match="has no option 'dept'"):
         Callback("flops:dept=1")
     scopes, callback = [], Callback("flops")
@@ -77,6 +81,10 @@ def test_a_training_that_fails_leaves_no_scope(capsys: pytest.CaptureFixture[str
         fit(build(), Callback("count"), keras.callbacks.LambdaCallback(on_epoch_end=train))
     assert (scopes, LIVE_SCOPES) == ([1], [])
     assert "flops by module" in capsys.readouterr().out
+    assert keras.Model.fit is not vanilla
+    del callback, train
+    gc.collect()
+    assert keras.Model.fit is vanilla
 
 
 def test_a_built_model_needs_no_input() -> None:

@@ -2,9 +2,8 @@
 
 ::
 
-    class TheirCallback(ToolsOfTraining, their.Callback): ...
-
-    their.Trainer.fit = leaving(their.Trainer.fit)    # if it does not report exceptions
+    class TheirCallback(ToolsOfTraining, their.Callback):
+        trains = their.Trainer, "fit"    # if it does not report exceptions
 """
 
 from __future__ import annotations
@@ -12,13 +11,16 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import weakref
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from amanda.cli import run
 from amanda.cli.results import Rank
 from amanda.interface.tool import Tool
+from amanda.python.patching import PatchSet
 
 
 class ToolsOfTraining:
@@ -32,11 +34,16 @@ class ToolsOfTraining:
 
     Attributes:
         tools: the tools of the last training by name.
+        trains: the class and the name of the method that trains, which is wrapped as long as there
+            are callbacks of its: Keras (3.15) and transformers (5.23) do not tell callbacks that a
+            training has failed. None if the trainer does.
 
     Raises:
         ValueError: an option is wrong.
         AmandaError: a tool does not exist or cannot be loaded.
     """
+
+    trains: ClassVar[tuple[type, str] | None] = None
 
     def __init__(
         self, tools: str, output: str | Path | None = None, html: bool = False, full: bool = False
@@ -49,6 +56,9 @@ class ToolsOfTraining:
         # Each training has tools of its own; these are made for their errors.
         run.ReportedScope(self._given, Rank())
         self._scope: run.ReportedScope | None = None
+        if self.trains is not None:
+            _WRAPPED.add(self.trains)
+            weakref.finalize(self, _WRAPPED.remove, self.trains).atexit = False
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         """Apply new tools: the method of Keras and of transformers."""
@@ -94,11 +104,32 @@ _OPEN: dict[ToolsOfTraining, int] = {}
 """The callbacks whose tools are applied, and the thread that trains."""
 
 
-def leaving(train: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that trains, at whose end no callback has tools applied.
+class _Wrapped:
+    """The methods that train, wrapped while callbacks of theirs exist."""
 
-    Keras (3.15) and transformers (5.23) do not tell callbacks that a training has failed.
-    """
+    def __init__(self) -> None:
+        self._callbacks: Counter[tuple[type, str]] = Counter()
+        self._patches: dict[tuple[type, str], PatchSet] = {}
+
+    def add(self, method: tuple[type, str]) -> None:
+        """Count a callback, and wrap its method if it is the first one."""
+        self._callbacks[method] += 1
+        if method not in self._patches:
+            patches = self._patches[method] = PatchSet()
+            patches.wrap(*method, _leaving)
+
+    def remove(self, method: tuple[type, str]) -> None:
+        """A callback is gone: put its method back if it was the last one."""
+        self._callbacks[method] -= 1
+        if not self._callbacks[method]:
+            self._patches.pop(method).undo()
+
+
+_WRAPPED = _Wrapped()
+
+
+def _leaving(train: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that trains, at whose end no callback has tools applied."""
 
     @functools.wraps(train)
     def trained(*args: Any, **kwargs: Any) -> Any:

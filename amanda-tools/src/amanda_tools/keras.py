@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from amanda_tools._training import ToolsOfTraining, leaving
+from amanda_tools._training import ToolsOfTraining
 
 
 class KerasCallback(ToolsOfTraining, keras.callbacks.Callback):  # type: ignore[misc]
@@ -13,6 +13,7 @@ class KerasCallback(ToolsOfTraining, keras.callbacks.Callback):  # type: ignore[
     Example: ``model.fit(x, y, callbacks=[Callback("flops,nan", output="out", html=True)])``
     """
 
+    trains = keras.Model, "fit"
+
 
 Callback = KerasCallback
-keras.Model.fit = leaving(keras.Model.fit)

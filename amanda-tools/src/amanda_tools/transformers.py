@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import Trainer, TrainerCallback
 
-from amanda_tools._training import ToolsOfTraining, leaving
+from amanda_tools._training import ToolsOfTraining
 
 
 class TransformersCallback(ToolsOfTraining, TrainerCallback):
@@ -13,6 +13,7 @@ class TransformersCallback(ToolsOfTraining, TrainerCallback):
     Example: ``Trainer(model, args, train_dataset=data, callbacks=[Callback("flops,nan")])``
     """
 
+    trains = Trainer, "train"
+
 
 Callback = TransformersCallback
-Trainer.train = leaving(Trainer.train)  # type: ignore[method-assign]

@@ -127,6 +127,7 @@ class FastPath:
                     tracker.note_owner(result, marked[1])
             return result
 
+        self._patched = TFE_Py_FastPathExecute
         return TFE_Py_FastPathExecute
 
     def _ended(self, tracker: EagerTracker, entry: OperatorEntry, start: int, end: int) -> None:
@@ -176,14 +177,15 @@ class FastPath:
             return functools.partial(self._with_routines, tracker, cell, entry)
         # Attributes follow the inputs.
         inputs = args[: _inputs_of[op_name]]
-        if not _no_variables(map(type, inputs)) and any(map(_is_read, inputs)):
-            return self._fall_back(Reason.READINGS, tracker, op_name, args)
+        reads = not _no_variables(map(type, inputs)) and any(map(_is_read, inputs))
         if entry is PLAIN:
-            return cell
+            return functools.partial(self._on_values, tracker) if reads else cell
         marked = () if _no_tape_records() else entry.marked
         if marked is None or (marked and tracker.local.op_callbacks):
             return self._with_mark(tracker, cell, entry, op_name, args)
-        return tracker, cell, marked, entry
+        return (
+            functools.partial(self._on_values, tracker) if reads else (tracker, cell, marked, entry)
+        )
 
     def _replacing(self, tracker: EagerTracker, op_name: str, args: tuple[Any, ...]) -> Any:
         """Decide on an operator of a tool's code, perhaps of a replacement; see :meth:`decide`."""
@@ -257,8 +259,25 @@ class FastPath:
         It refuses some that the fast path takes, as an integer beside a variable, and what neither
         takes it refuses by another error.
         """
+        return self._run_slowly(tracker, ctx, op_name, name, args, _read_variables(op_name, args))
+
+    def _run_slowly(
+        self,
+        tracker: EagerTracker,
+        ctx: Any,
+        op_name: str,
+        name: Any,
+        args: tuple[Any, ...],
+        values: tuple[Any, ...],
+    ) -> Any:
+        """Run an operator on the slow path, with `values` in place of the arguments `args`."""
         function, arguments = _slow_call(op_name)
-        self._read_variables(op_name, args, arguments)
+        names = list(arguments)
+        for value, read in zip(args, values, strict=True):
+            found = next((name for name in names if arguments[name] is value), None)
+            if read is not value and found is not None:
+                names.remove(found)
+                arguments[found] = read
         failed: list[Exception] = []
         try:
             return function(**arguments)
@@ -275,21 +294,22 @@ class FastPath:
         self._dispatcher.not_seen(_NOT_CONVERTED)
         return result
 
-    def _read_variables(self, op_name: str, args: Sequence[Any], arguments: dict[str, Any]) -> None:
-        """Read the variables among the arguments of the slow path, in the order of the fast path.
+    def _on_values(
+        self, tracker: EagerTracker, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]
+    ) -> Any:
+        """Run an operator on the values of the variables that it is passed, which operators read.
 
-        With tensors in their place the slow path finds the types that the fast path finds.
+        The runtime would read them unseen, in C.
         """
-        declared, names = _internals.DECLARED[op_name], list(arguments)
-        for position, value in enumerate(args[: _internals.INPUT_COUNTS[op_name]]):
-            name = next((name for name in names if arguments[name] is value), None)
-            if name is None or declared.fixed.get(position) == _RESOURCE:
-                continue
-            names.remove(name)
-            if position not in declared.lists:
-                arguments[name] = _internals.value_of(value)
-            elif isinstance(value, (list, tuple)) or _internals.is_sequence(value):
-                arguments[name] = [_internals.value_of(item) for item in value]
+        values = _read_variables(op_name, args)
+        if any(map(_is_read, values)):
+            leave = self._fall_back(Reason.READINGS, tracker, op_name, args)
+            return leave(ctx, op_name, name, args)
+        try:
+            return self._patched(ctx, op_name, name, *values)
+        except _internals.FallbackException:
+            # A tool has changed the operator's plan while it looked at a reading.
+            return self._run_slowly(tracker, ctx, op_name, name, args, values)
 
     # -- ways to run an operator ------------------------------------------
 
@@ -375,6 +395,20 @@ def _slow_call(op_name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     if call is None:
         raise _internals.FallbackException(op_name)
     return call
+
+
+def _read_variables(op_name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of the fast path with the values of the variables among the inputs, read in the
+    order of the fast path, which finds the same types for them."""
+    declared, values = _internals.DECLARED[op_name], list(args)
+    for position, value in enumerate(args[: _inputs_of[op_name]]):
+        if declared.fixed.get(position) == _RESOURCE:
+            continue
+        if position not in declared.lists:
+            values[position] = _internals.value_of(value)
+        elif isinstance(value, (list, tuple)) or _internals.is_sequence(value):
+            values[position] = [_internals.value_of(item) for item in value]
+    return tuple(values)
 
 
 def _is_of_stateless(error: Exception, op_name: str) -> bool:
