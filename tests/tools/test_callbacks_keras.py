@@ -65,16 +65,16 @@ def test_a_training_that_fails_leaves_no_scope(capsys: pytest.CaptureFixture[str
     vanilla = keras.Model.fit
     with pytest.raises(ValueError, match="has no option 'dept'"):
         Callback("flops:dept=1")
-    scopes, callback = [], Callback("flops")
+    scopes, callbacks = [], [Callback("flops")]
 
     def fail(*_: Any) -> None:
         raise KeyboardInterrupt
 
     def train(*_: Any) -> None:
         with pytest.raises(KeyboardInterrupt):
-            fit(build(), callback, keras.callbacks.LambdaCallback(on_epoch_end=fail))
+            fit(build(), *callbacks, keras.callbacks.LambdaCallback(on_epoch_end=fail))
         scopes.append(len(LIVE_SCOPES))
-        assert callback.tools["flops"].result()["summary"]["steps"] == 2  # type: ignore[attr-defined]
+        assert callbacks[0].tools["flops"].result()["summary"]["steps"] == 2  # type: ignore[attr-defined]
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -82,7 +82,7 @@ def test_a_training_that_fails_leaves_no_scope(capsys: pytest.CaptureFixture[str
     assert (scopes, LIVE_SCOPES) == ([1], [])
     assert "flops by module" in capsys.readouterr().out
     assert keras.Model.fit is not vanilla
-    del callback, train
+    callbacks.clear()
     gc.collect()
     assert keras.Model.fit is vanilla
 

@@ -177,15 +177,14 @@ class FastPath:
             return functools.partial(self._with_routines, tracker, cell, entry)
         # Attributes follow the inputs.
         inputs = args[: _inputs_of[op_name]]
-        reads = not _no_variables(map(type, inputs)) and any(map(_is_read, inputs))
+        if not _no_variables(map(type, inputs)) and any(map(_is_read, inputs)):
+            return functools.partial(self._on_values, tracker)
         if entry is PLAIN:
-            return functools.partial(self._on_values, tracker) if reads else cell
+            return cell
         marked = () if _no_tape_records() else entry.marked
         if marked is None or (marked and tracker.local.op_callbacks):
             return self._with_mark(tracker, cell, entry, op_name, args)
-        return (
-            functools.partial(self._on_values, tracker) if reads else (tracker, cell, marked, entry)
-        )
+        return tracker, cell, marked, entry
 
     def _replacing(self, tracker: EagerTracker, op_name: str, args: tuple[Any, ...]) -> Any:
         """Decide on an operator of a tool's code, perhaps of a replacement; see :meth:`decide`."""
@@ -252,28 +251,25 @@ class FastPath:
         raise _internals.FallbackException(f"{op_name}: {reason.value}")
 
     def _converted(
-        self, tracker: EagerTracker, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]
-    ) -> Any:
-        """Run an operator on the slow path, which may not convert arguments as the fast path does.
-
-        It refuses some that the fast path takes, as an integer beside a variable, and what neither
-        takes it refuses by another error.
-        """
-        return self._run_slowly(tracker, ctx, op_name, name, args, _read_variables(op_name, args))
-
-    def _run_slowly(
         self,
         tracker: EagerTracker,
         ctx: Any,
         op_name: str,
         name: Any,
         args: tuple[Any, ...],
-        values: tuple[Any, ...],
+        values: tuple[Any, ...] = (),
     ) -> Any:
-        """Run an operator on the slow path, with `values` in place of the arguments `args`."""
+        """Run an operator on the slow path, which may not convert arguments as the fast path does.
+
+        It refuses some that the fast path takes, as an integer beside a variable, and what neither
+        takes it refuses by another error.
+
+        Args:
+            values: what :func:`_read_variables` has given; it is called otherwise.
+        """
         function, arguments = _slow_call(op_name)
         names = list(arguments)
-        for value, read in zip(args, values, strict=True):
+        for value, read in zip(args, values or _read_variables(op_name, args), strict=True):
             found = next((name for name in names if arguments[name] is value), None)
             if read is not value and found is not None:
                 names.remove(found)
@@ -308,8 +304,8 @@ class FastPath:
         try:
             return self._patched(ctx, op_name, name, *values)
         except _internals.FallbackException:
-            # A tool has changed the operator's plan while it looked at a reading.
-            return self._run_slowly(tracker, ctx, op_name, name, args, values)
+            # Tapes record it under a mark of its own, or a tool at a reading has changed its plan.
+            return self._converted(tracker, ctx, op_name, name, args, values)
 
     # -- ways to run an operator ------------------------------------------
 
