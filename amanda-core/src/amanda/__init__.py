@@ -7,6 +7,7 @@ driver is installed. After the ASPLOS'24 paper of the same name
 
 from typing import Any as _Any
 
+from amanda.errors import StopRun
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Driver
 from amanda.interface.tool import Tool, deferrable, traceable
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Driver",
     "OpContext",
+    "StopRun",
     "Tool",
     "__version__",
     "ad_disabled",

@@ -135,6 +135,7 @@ class Report:
         has_failed: True if the program failed; if it failed before its first operator, no summaries
             are printed.
         error: why the run is one of wrong usage, for stderr; "" if it is not.
+        stopped: the reason for which a tool has ended the program; "" if none has.
         written: the files that have been written.
         modules: notes the tensors of modules, for the page.
     """
@@ -151,6 +152,7 @@ class Report:
     has_driver: bool = True
     has_failed: bool = False
     error: str = ""
+    stopped: str = ""
     written: list[Path] = attrs.field(factory=list)
     modules: pages.ModuleTensors = attrs.field(factory=pages.ModuleTensors)
     _collected: list[pages.Collector] = attrs.field(factory=list)
@@ -280,7 +282,8 @@ class Report:
             print(printable(f"amanda: wrote {files} in {folder}"), file=self.out)
         for line in self._lost:
             print(printable(f"amanda: {line}"), file=self.out)
-        print(printable(last_line.last_line(statistics, seconds)), file=self.out, flush=True)
+        line = last_line.last_line(statistics, seconds, self.stopped)
+        print(printable(line), file=self.out, flush=True)
 
     def _print_summary(self, named: NamedTool) -> None:
         if print_summary := pages.method_of(named.tool, "print_summary"):

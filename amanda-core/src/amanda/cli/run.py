@@ -31,7 +31,7 @@ from amanda.cli.messages import (
     print_message,
 )
 from amanda.cli.results import NamedTool, Rank, Report
-from amanda.errors import AmandaError, FileError, UnknownNameError
+from amanda.errors import AmandaError, FileError, StopRun, UnknownNameError
 from amanda.interface.tool import Tool
 from amanda.registry import drivers, plugins
 from amanda.registry.plugins import BROKEN
@@ -559,6 +559,10 @@ class Run:
             if wanted != status:
                 return wanted
             raise
+        except StopRun as stop:
+            self.report.stopped = str(stop) or "by a tool"
+            self._note_end(f"stopped: {self.report.stopped}")
+            return self._check_drivers(0)
         except BaseException as error:
             failure = error
         else:
