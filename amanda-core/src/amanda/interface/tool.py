@@ -37,6 +37,10 @@ class Registered:
 
 REGISTERED = Registered()
 
+FRAMES: list[Callable[[Tool], str | None]] = []
+"""The function that draws a tool's results for notebooks: it needs upper layers, and ``amanda``
+puts it here."""
+
 
 class Tool:
     """A set of analysis routines and the instrumentation routines they insert.
@@ -228,6 +232,10 @@ class Tool:
     def exit_scope(self) -> None:
         """Called once when a scope with this tool ends, in the thread that ends it; also if
         its begin has failed. No routine runs any more, and framework calls are vanilla."""
+
+    def _repr_html_(self) -> str | None:
+        """Return the results for notebooks, the page in a frame; None without results."""
+        return FRAMES[0](self)
 
 
 Turn = tuple[Analysis | None, Sequence[Analysis], Analysis | None]
