@@ -126,8 +126,8 @@ def report(tools: Tool | _Iterable[Tool], path: str | _PathLike[str]) -> _Path:
     """
     from amanda.cli import pages
 
-    given = [tools] if isinstance(tools, Tool) else list(tools)
-    pages.write_page(_Path(path), pages.report_of(given))
+    are_many = isinstance(tools, _Iterable) and not isinstance(tools, (Tool, str))
+    pages.write_page(_Path(path), pages.report_of(list(tools) if are_many else [tools]))
     return _Path(path)
 
 
