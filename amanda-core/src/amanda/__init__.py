@@ -10,10 +10,9 @@ from os import PathLike as _PathLike
 from pathlib import Path as _Path
 from typing import Any as _Any
 
-from amanda.errors import StopRun
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Driver
-from amanda.interface.tool import FRAMES, Tool, deferrable, traceable
+from amanda.interface.tool import FRAMES, StopRun, Tool, deferrable, traceable
 from amanda.registry.hookspecs import hookimpl
 from amanda.scope.apply import apply
 from amanda.scope.switches import (

@@ -2,7 +2,7 @@
 
 All errors derive from :class:`AmandaError`, all warnings from :class:`AmandaWarning`; the document
 ``docs/messages.md`` says what to do about them. An exception that a tool raises reaches the user
-unchanged; :class:`StopRun` is one for a tool to raise.
+unchanged.
 """
 
 from __future__ import annotations
@@ -103,15 +103,6 @@ class ToolTypeError(AmandaError):
 
 class PluginError(AmandaError):
     """A plugin cannot be loaded (with ``AMANDA_PLUGINS=strict``), or does not have a tool."""
-
-
-class StopRun(BaseException):
-    """Raised by a tool to end the program: ``raise amanda.StopRun("the loss is NaN")``.
-
-    Under ``amanda run`` the results are written, the last line has the reason, and the exit status
-    is 0. In Python it leaves the scope like any exception. It is no ``Exception``: a program that
-    catches these to continue is ended as well.
-    """
 
 
 class AmandaWarning(UserWarning):

@@ -31,8 +31,8 @@ from amanda.cli.messages import (
     print_message,
 )
 from amanda.cli.results import NamedTool, Rank, Report
-from amanda.errors import AmandaError, FileError, StopRun, UnknownNameError
-from amanda.interface.tool import Tool
+from amanda.errors import AmandaError, FileError, UnknownNameError
+from amanda.interface.tool import StopRun, Tool
 from amanda.registry import drivers, plugins
 from amanda.registry.plugins import BROKEN
 from amanda.scope.apply import apply

@@ -1,4 +1,4 @@
-"""The base class of tools."""
+"""The base class of tools, and the exception by which a tool ends the program."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ Analysis = Callable[["OpContext"], Any]
 PointRoutine = Callable[[PointContext], Any]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class StopRun(BaseException):
+    """Raised by a tool to end the program: ``raise amanda.StopRun("the loss is NaN")``.
+
+    Under ``amanda run`` the results are written, the last line has the reason, and the exit status
+    is 0. In Python it leaves the scope like any exception. It is no ``Exception``: a program that
+    catches these to continue is ended as well.
+    """
 
 
 class Registered:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from amanda.errors import StopRun
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
+from amanda.interface.tool import StopRun
 from amanda.testing.contract.base import ContractTests, W, X, inserting, product, times
 from amanda.testing.framework import requires
 from amanda.tool import new_iteration, traceable
