@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -95,6 +96,43 @@ def test_results_are_kept_and_the_status_is_the_program_s(
         assert run.stdout.count("amanda: 1 op") == 1
     says_exec = "replaces itself by another one (os.execv" in run.stderr
     assert says_exec == ("another program" in ending)
+
+
+STOPS = """
+import amanda
+
+class StopTool(amanda.Tool):
+    def __init__(self, point: str = "analysis"):
+        super().__init__()
+        self.point = point
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context):
+        if context.get_op_id() == "/mul:0":
+            context.insert_after_op(self.stop) if self.point == "routine" else self.stop()
+
+    def stop(self, *tensors):
+        raise amanda.StopRun("it is enough")
+"""
+
+
+@pytest.mark.parametrize("point", ["analysis", "routine"])
+def test_a_tool_may_end_the_program(
+    point: str, amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """With status 0, the reason in the last line and on the page, and all results; the program
+    cleans up, and does not catch it as an error."""
+    script(STOPS, "stops.py")
+    text = "try:\n    mg.mul(a, a)\nexcept Exception:\n    pass\nfinally:\n    print('cleaned')\n"
+    path = str(script(f"{OPERATORS}{text}mg.add(a, a)\n"))
+    tools = f"count,stops.py:StopTool:point={point}"
+    run = amanda("run", "-t", tools, "-o", "out", "--html", path)
+    assert (run.returncode, run.stderr) == (0, "")
+    lines = run.stdout.splitlines()
+    assert lines[:2] == ["program", "cleaned"]
+    assert re.match("amanda: stopped: it is enough; (1 op|2 ops), all seen", lines[-1])
+    assert '"/add:0"' in (tmp_path / "out/count.json").read_text()
+    assert "<dd>stopped: it is enough</dd>" in (tmp_path / "out/report.html").read_text()
 
 
 def test_a_program_goes_on_where_no_other_one_takes_its_place(

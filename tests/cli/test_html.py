@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+import amanda
+from amanda.results import Table
+from amanda.testing import loopback as lb
 from tests.cli.conftest import Command, install, other_package
 
 Script = Callable[..., Path]
@@ -194,6 +197,55 @@ def test_without_a_plugin_that_draws_the_program_does_not_start(
         "amanda-tools: disabled by AMANDA_DISABLE_PLUGINS\n"
     )
     assert not (tmp_path / "amanda-report.html").exists()
+
+
+class Own(amanda.Tool):
+    """Has a table, and none of our base classes."""
+
+    def tables(self) -> list[Table]:
+        return [Table("<own>", ("value",), [(lb.add(lb.tensor([1.0]), lb.tensor([2.0])),)])]
+
+
+def test_one_call_writes_the_page_of_tools(tmp_path: Path) -> None:
+    """``amanda.report`` takes one tool or several, also of one name, and any that has a result;
+    what a tool computes for it is no operator, also within a scope."""
+    tools = [amanda.tools.load("count")(), Own(), Own()]
+    path = tmp_path / "out.html"
+    with amanda.apply(*tools) as scope:
+        lb.mul(lb.tensor([1.0]), lb.tensor([1.0]))
+        assert amanda.report(tools, str(path)) == path
+    assert scope.statistics.ops_seen == 1
+    page = path.read_text()
+    assert "<title>count, Own, Own-2</title>" in page
+    assert "&lt;own&gt;" in page
+    assert column(tables(page)["operators"], "id") == ["/mul:0"]
+    amanda.report(tools[1], path)
+    assert "<title>Own</title>" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        (amanda.Tool(), ValueError, r"Tool has no results: it needs a method result\(\), tables"),
+        (Own, TypeError, r"amanda.report\(\) got the class Own; pass an instance"),
+        ("count", TypeError, r"amanda.report\(\) needs amanda.Tool instances, got 'count'"),
+        ([Own(), 3], TypeError, "got 3"),
+    ],
+)
+def test_what_has_no_page_is_said(given: Any, error: type, said: str, tmp_path: Path) -> None:
+    """What is no tool, and a tool without results; no file is written."""
+    with pytest.raises(error, match=said):
+        amanda.report(given, tmp_path / "out.html")
+    assert not (tmp_path / "out.html").exists()
+
+
+def test_notebooks_show_tools_with_results() -> None:
+    """In a frame, or as text where there is nothing to show."""
+    shown = Own()._repr_html_()
+    assert shown is not None
+    assert '<iframe class="amanda-frame" sandbox="allow-scripts"' in shown
+    assert "&amp;lt;own&amp;gt;" in shown
+    assert amanda.Tool()._repr_html_() is None
 
 
 def test_another_plugin_may_draw(amanda: Command, program: str, tmp_path: Path) -> None:

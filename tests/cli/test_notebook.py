@@ -21,6 +21,8 @@ from tests.running import run_python
 
 EXAMPLE = Path(__file__).parents[2] / "amanda-tools" / "examples" / "notebook.ipynb"
 
+HTML = "text/html"
+
 Run = Callable[[str], Any]
 
 
@@ -240,7 +242,8 @@ def test_ipython_is_not_needed(tmp_path: Path) -> None:
 def test_the_example_notebook_runs(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a kernel of its own, from its first cell to its last."""
+    """In a kernel of its own, from its first cell to its last: under each cell one page of all of
+    its tools and at most two lines, and under a tool its page."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     opened = nbformat.read(EXAMPLE, as_version=4)
@@ -249,15 +252,14 @@ def test_the_example_notebook_runs(
         opened, timeout=100, resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute()
-    printed = ["".join(o.get("text", "") for o in c.get("outputs", ())) for c in opened.cells]
-    under = [i for i, cell in enumerate(opened.cells) if cell.source.startswith("%%amanda")]
-    assert under
-    for i in under:
-        assert re.search(r"^amanda: \d+ ops?\b", printed[i], re.MULTILINE)
-    pages = [
-        o["data"].get("text/html", "")
-        for c in opened.cells
-        for o in c.get("outputs", ())
-        if "data" in o
-    ]
-    assert sum("<iframe" in page and "operations by module" in page for page in pages) == 1
+    for cell in opened.cells:
+        outputs = cell.get("outputs", ())
+        printed = "".join(output.get("text", "") for output in outputs)
+        pages = [page for o in outputs if "<iframe" in (page := o.get("data", {}).get(HTML, ""))]
+        if cell.source.startswith("%%amanda"):
+            assert re.fullmatch(r"(amanda: wrote .*\n)?amanda: \d+ ops?\b.*\n", printed)
+            title = "amanda run: " + cell.source.split()[2].replace(",", ", ")
+            assert [title in page for page in pages] == [True]
+        else:
+            shown = ["outputs of modules" in page for page in pages]
+            assert shown == [True] * ("Outputs" in cell.source)

@@ -63,8 +63,9 @@ def pattern_of(output: str) -> re.Pattern[str]:
 @pytest.mark.parametrize(
     "document", [*DOCUMENTS, *(f"amanda-tools/docs/{name}.md" for name in (*OWN, *TASKS))]
 )
-def test_blocks(document: str) -> None:
+def test_blocks(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each Python block prints exactly its output block."""
+    monkeypatch.chdir(tmp_path)
     results = documents.run_document(document)
     assert results, "no Python block found"
     for block, printed in results:

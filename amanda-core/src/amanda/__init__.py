@@ -5,11 +5,14 @@ driver is installed. After the ASPLOS'24 paper of the same name
 (doi:10.1145/3617232.3624864).
 """
 
+from collections.abc import Iterable as _Iterable
+from os import PathLike as _PathLike
+from pathlib import Path as _Path
 from typing import Any as _Any
 
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Driver
-from amanda.interface.tool import Tool, deferrable, traceable
+from amanda.interface.tool import FRAMES, StopRun, Tool, deferrable, traceable
 from amanda.registry.hookspecs import hookimpl
 from amanda.scope.apply import apply
 from amanda.scope.switches import (
@@ -30,6 +33,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Driver",
     "OpContext",
+    "StopRun",
     "Tool",
     "__version__",
     "ad_disabled",
@@ -44,6 +48,7 @@ __all__ = [
     "hookimpl",
     "inline",
     "new_iteration",
+    "report",
     "summary",
     "tool",
     "tools",
@@ -97,6 +102,41 @@ def flops(model: _Any, input: _Any = None, **options: _Any) -> _Any:
     """
     found: _Any = tools.load("flops")
     return found.of(model, input, **options)
+
+
+def report(tools: Tool | _Iterable[Tool], path: str | _PathLike[str]) -> _Path:
+    """Write the page of tools, as ``amanda run --html`` does: one HTML file that loads nothing.
+
+    Example: ``amanda.report([flops, trace], "out.html")``
+
+    Args:
+        tools: one tool or several, usually after their scope has ended. A tool needs a method
+            ``result()``, ``tables()``, ``charts()`` or ``print_summary()``.
+        path: the file; an existing one is replaced.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        TypeError: one is no tool.
+        ValueError: a tool has no results.
+        AmandaError: no installed package draws pages; amanda-tools does.
+        OSError: the file cannot be written.
+    """
+    from amanda.cli import pages
+
+    are_many = isinstance(tools, _Iterable) and not isinstance(tools, (Tool, str))
+    pages.write_page(_Path(path), pages.report_of(list(tools) if are_many else [tools]))
+    return _Path(path)
+
+
+def _frame_of(tool: Tool) -> str | None:
+    from amanda.cli import pages
+
+    return pages.frame_of_tool(tool)
+
+
+FRAMES.append(_frame_of)
 
 
 def load_ipython_extension(shell: _Any) -> None:

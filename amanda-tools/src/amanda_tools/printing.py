@@ -7,8 +7,7 @@
 
     class ZerosTool(PrintingTool[ZerosOptions]): ...
 
-It is ``amanda.tools.reporting.ReportingTool`` with CSV files (option ``csv``) and a page
-of the results in notebooks.
+It is ``amanda.tools.reporting.ReportingTool`` with CSV files (option ``csv``).
 """
 
 from amanda_tools._bases.printing import PrintingTool

@@ -16,12 +16,16 @@ from amanda.scope.inheritance import FORKS
 from amanda.scope.scope import Statistics
 
 
-def last_line(statistics: Statistics, seconds: float) -> str:
-    """The last line of a run: operators seen, compiled code, reasons for unseen ones, the cost."""
+def last_line(statistics: Statistics, seconds: float, stopped: str = "") -> str:
+    """The last line of a run: operators seen, compiled code, reasons for unseen ones, the cost.
+
+    Args:
+        stopped: the reason for which a tool has ended the program; "" if none has.
+    """
     compiled, unseen = explain_ways(statistics.compiled), explain_unseen(statistics)
     ops = plural(statistics.ops_seen + statistics.backward_ops_seen, "op")
     return (
-        f"amanda: {ops}{_steps(statistics)}"
+        f"amanda: {f'stopped: {stopped}; ' if stopped else ''}{ops}{_steps(statistics)}"
         f"{_ALL_SEEN if unseen == _NOTHING else f'; not seen: {unseen}'}; "
         f"{f'compiled code ran {compiled}; ' if compiled else ''}"
         f"{describe_time(statistics, seconds)}"

@@ -20,6 +20,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from amanda.cli import messages, program, run, tracebacks
 from amanda.cli.results import Rank
 from amanda.errors import AmandaError
+from amanda.registry import plugins
 
 VARIABLE = "_amanda"
 """Name of the variable that holds the tools of the last cell."""
@@ -68,8 +69,8 @@ class AmandaMagics:
         """Run the rest of this cell under tools: ``%amanda -t flops,trace -o out``.
 
         As the first line of a cell: %%amanda -t flops. It takes the options of amanda run
-        (%amanda --help lists them). Summaries come after the output of the cell; the tools stay
-        in the variable _amanda, a dict by name.
+        (%amanda --help lists them). A page of the tools comes after the output of the cell; they
+        stay in the variable _amanda, a dict by name.
         """
         if cell is not None:
             # Called by name (run_cell_magic): in cells as_line_magic() has replaced %%amanda.
@@ -79,7 +80,8 @@ class AmandaMagics:
             raise UsageError("this cell already runs under tools; give all of them to one %amanda")
         given = _parse(line)
         try:
-            scope = run.ReportedScope(given, Rank())
+            show = None if plugins.report_renderer() is None else self._show
+            scope = run.ReportedScope(given, Rank(), show)
             scope.report.facts["command"] = f"%%amanda {line}"
             if scope.report.hint:
                 messages.print_message(scope.report.hint)
@@ -87,6 +89,11 @@ class AmandaMagics:
             self._cell.begin()
         except (program.ProgramError, run.UsageError, AmandaError) as error:
             raise UsageError(str(error)) from error
+
+    def _show(self, page: str, summaries: str) -> None:
+        """Show a page; a terminal shows the summaries."""
+        shown = {"text/plain": summaries.rstrip()} | ({"text/html": page} if page else {})
+        self._shell.display_pub.publish(shown)
 
 
 _EXTENSIONS: dict[InteractiveShell, AmandaMagics] = {}

@@ -1,16 +1,18 @@
 """The page of a run, ``amanda run --html``: collects its contents and writes the file.
 
-:class:`Collector` asks each tool for its contents as plain data; :func:`write_page` gives them to
-the plugin that draws pages (the hook ``amanda_render_report``) and writes the text that it returns.
+:class:`Collector` asks each tool for its contents as plain data; :func:`draw` gives them to the
+plugin that draws pages (the hook ``amanda_render_report``). :func:`report_of` makes the contents
+from tools alone, for ``amanda.report`` and notebooks.
 """
 
 from __future__ import annotations
 
+import html
 import io
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ from amanda.errors import AmandaError, described
 from amanda.files import plain_data, replaced
 from amanda.interface.points import PointContext
 from amanda.interface.specs import specs_of
-from amanda.interface.tool import Tool, deferrable
+from amanda.interface.tool import Tool, check_tool, deferrable
 from amanda.registry import distributions, drivers, plugins
 from amanda.results import Chart, RunReport, Table, ToolReport
+from amanda.scope.switches import vanilla
 
 ALONE = "amanda-report"
 """File name, without suffix, of a page that is not written into a folder of results."""
@@ -66,14 +69,65 @@ def write_page(path: Path, report: RunReport) -> None:
         PageError: no plugin has drawn it.
         OSError: it cannot be written.
     """
+    text = draw(report)
+    with replaced(path) as file:
+        file.write(text)
+
+
+def draw(report: RunReport) -> str:
+    """Let a plugin draw a page; returns its text.
+
+    Raises:
+        PageError: no plugin has drawn it.
+    """
     renderer = plugins.report_renderer()
     text = None if renderer is None else renderer(report=report)
     if text is None:
         raise PageError(_no_renderer())
     if not isinstance(text, str):
         raise PageError(f"amanda_render_report() gave {described(text)}, not the text of a page")
-    with replaced(path) as file:
-        file.write(text)
+    return text
+
+
+_DARK = (
+    'body[data-jp-theme-light="false"]',  # JupyterLab, Notebook 7, and pages of nbconvert
+    'body[data-vscode-theme-kind$="dark"]',
+    'body[data-vscode-theme-kind="vscode-high-contrast"]',
+    'html[theme="dark"]',  # Colab
+    'html[data-theme="dark"]',  # sites made by Sphinx
+)
+_LIGHT = (
+    'body[data-jp-theme-light="true"]',
+    'body[data-vscode-theme-kind$="light"]',
+    'html[theme="light"]',
+    'html[data-theme="light"]',
+)
+"""CSS selectors of notebooks' light theme. A frame takes its colour scheme from its element; if no
+selector matches, it follows the browser."""
+
+_HEIGHT = "40rem"
+
+
+def frame_of(report: RunReport) -> str:
+    """The HTML of a frame for notebooks with a page, in the colours of the notebook's theme.
+
+    The page has no access to the notebook, loads nothing, and runs no script but its own; the lower
+    edge of the frame can be drawn down.
+
+    Raises:
+        PageError: no plugin has drawn the page.
+    """
+    schemes = "".join(
+        f"{','.join(f'{mark} .amanda-frame' for mark in marks)}{{color-scheme:{scheme}}}"
+        for marks, scheme in ((_DARK, "dark"), (_LIGHT, "light"))
+    )
+    return (
+        f"<style>{schemes}</style>"
+        f'<div style="height:{_HEIGHT};min-height:8rem;resize:vertical;overflow:hidden">'
+        '<iframe class="amanda-frame" sandbox="allow-scripts" '
+        'style="display:block;width:100%;height:100%;border:0" '
+        f'srcdoc="{html.escape(draw(report))}"></iframe></div>'
+    )
 
 
 _CALL = re.compile(r"#\d+")
@@ -185,6 +239,60 @@ class Collector:
         except (Exception, SystemExit) as error:
             self.lost.append(f"{what}: {type(error).__name__}: {error}")
             return []
+
+
+def has_results(tool: Tool) -> bool:
+    """True if a tool has a method that gives what a page shows."""
+    return any(method_of(tool, n) for n in ("result", "tables", "charts", "print_summary"))
+
+
+def report_of(tools: Sequence[Tool]) -> RunReport:
+    """The contents of a page of tools alone, such as those of a scope that has ended.
+
+    Raises:
+        TypeError: one is no tool.
+        ValueError: one has no results.
+        Exception: of its ``result()``.
+    """
+    for tool in tools:
+        check_tool(tool, "amanda.report()")
+        if not has_results(tool):
+            raise ValueError(
+                f"amanda.report(): {type(tool).__name__} has no results: it needs a method "
+                "result(), tables(), charts() or print_summary()"
+            )
+    names = distinct([str(getattr(tool, "name", type(tool).__name__)) for tool in tools])
+    # Framework calls of a tool that computes its result are not operators of the program.
+    with vanilla():
+        parts = [Collector(name, tool) for name, tool in zip(names, tools, strict=True)]
+        for part in parts:
+            part.result = (method_of(part.tool, "result") or _no_result)()
+        sections = [part.report(Path()) for part in parts]
+    facts = {"namespaces": namespaces(part.result for part in parts), "versions": versions()}
+    return RunReport(title=", ".join(names), facts=facts, tools=sections)
+
+
+def frame_of_tool(tool: Tool) -> str | None:
+    """The HTML of a tool's page for notebooks; None without results, or without a plugin for it."""
+    can_draw = plugins.report_renderer() is not None and has_results(tool)
+    return frame_of(report_of([tool])) if can_draw else None
+
+
+def _no_result() -> None:
+    """Stands for the ``result()`` of a tool that has none."""
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """A name for each tool, which no other one has: with a number from the second one on."""
+    found: list[str] = []
+    for name in names:
+        number, unique = 1, name
+        # A package may call a tool count-2.
+        while unique in found or (number > 1 and unique in names):
+            number += 1
+            unique = f"{name}-{number}"
+        found.append(unique)
+    return found
 
 
 def method_of(tool: Tool, name: str) -> Callable[..., Any] | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -130,11 +131,14 @@ class Report:
         op_filter: restricts the tools to some operators and executions; empty for no filter.
         facts: lines about the run for the page, by heading.
         complain: prints a message about a result that is lost.
+        show: shows a page; gets its HTML in a frame, and the summaries for where no HTML is shown.
+            None to print the summaries only.
         hint: what else to ask for, said before the program begins; "" for nothing.
         has_driver: True if a driver was there for the tools; else their summaries are not printed.
         has_failed: True if the program failed; if it failed before its first operator, no summaries
             are printed.
         error: why the run is one of wrong usage, for stderr; "" if it is not.
+        stopped: the reason for which a tool has ended the program; "" if none has.
         written: the files that have been written.
         modules: notes the tensors of modules, for the page.
     """
@@ -147,10 +151,12 @@ class Report:
     op_filter: OpFilter = attrs.field(factory=OpFilter)
     facts: dict[str, str] = attrs.field(factory=dict)
     complain: Callable[[str], None] = complain
+    show: Callable[[str, str], None] | None = None
     hint: str = ""
     has_driver: bool = True
     has_failed: bool = False
     error: str = ""
+    stopped: str = ""
     written: list[Path] = attrs.field(factory=list)
     modules: pages.ModuleTensors = attrs.field(factory=pages.ModuleTensors)
     _collected: list[pages.Collector] = attrs.field(factory=list)
@@ -159,8 +165,12 @@ class Report:
     def scope(self, drivers: Sequence[str] | None) -> apply:
         """The scope of the tools, and of what the page needs."""
         tools = [named.tool for named in self.tools]
-        tools += [] if self.page is None else [self.modules]
+        tools += [self.modules] if self._has_page else []
         return apply(*tools, drivers=drivers, op_filter=self.op_filter or None)
+
+    @property
+    def _has_page(self) -> bool:
+        return self.page is not None or self.show is not None
 
     def deliver(self, statistics: Statistics, seconds: float) -> None:
         """Write the files; print the summaries and the last line.
@@ -180,7 +190,9 @@ class Report:
                 self._write(named)
             if self.page is not None:
                 with self._noted("the page"):
-                    self._write_page(self.page, statistics, seconds)
+                    report = self._run_report(statistics, seconds, self.page.parent)
+                    pages.write_page(self.page, report)
+                    self.written.append(self.page)
             if self.rank.number == 0:
                 self._print(statistics, seconds)
                 # Without any operator the last line says why; these would add nothing.
@@ -197,7 +209,7 @@ class Report:
                     folder.mkdir(parents=True, exist_ok=True)
 
     def _write(self, named: NamedTool) -> None:
-        if self.folder is None and self.page is None:
+        if self.folder is None and not self._has_page:
             return
         collected = pages.Collector(named.name, named.tool)
         self._collected.append(collected)
@@ -225,7 +237,8 @@ class Report:
         collected.files += paths
         self.written += paths
 
-    def _write_page(self, path: Path, statistics: Statistics, seconds: float) -> None:
+    def _run_report(self, statistics: Statistics, seconds: float, folder: Path) -> RunReport:
+        """The contents of the page, which is in `folder`."""
         compiled = last_line.explain_ways(statistics.compiled)
         facts = {
             **self.facts,
@@ -238,12 +251,10 @@ class Report:
         }
         if self.rank.count != 1:
             facts["rank"] = str(self.rank)
-        tools = [part.report(path.parent) for part in self._collected]
+        tools = [part.report(folder) for part in self._collected]
         names = ", ".join(part.name for part in tools)
         title = f"amanda run: {names}" if names else "amanda run"
-        rows = self.modules.rows()
-        pages.write_page(path, RunReport(title=title, facts=facts, tools=tools, modules=rows))
-        self.written.append(path)
+        return RunReport(title=title, facts=facts, tools=tools, modules=self.modules.rows())
 
     def _print(self, statistics: Statistics, seconds: float) -> None:
         is_ours = False
@@ -270,23 +281,29 @@ class Report:
         ops = statistics.ops_seen + statistics.backward_ops_seen
         # Tables of zeros would say nothing.
         has_summaries = self.has_driver and (ops or not self.has_failed)
-        for named in self.tools if has_summaries else ():
-            # A broken pipe ends all printing; _print() redirects the stream.
-            with self._noted(f"a result of {named.name}", passing=BrokenPipeError):
-                self._print_summary(named)
+        if has_summaries:
+            self._give_summaries(statistics, seconds)
         if self.written:
             files = ", ".join(path.name for path in self.written)
             folder = self.folder or self.written[0].parent
             print(printable(f"amanda: wrote {files} in {folder}"), file=self.out)
         for line in self._lost:
             print(printable(f"amanda: {line}"), file=self.out)
-        print(printable(last_line.last_line(statistics, seconds)), file=self.out, flush=True)
+        line = last_line.last_line(statistics, seconds, self.stopped)
+        print(printable(line), file=self.out, flush=True)
 
-    def _print_summary(self, named: NamedTool) -> None:
-        if print_summary := pages.method_of(named.tool, "print_summary"):
-            print_summary(self.out)
-        elif result := pages.method_of(named.tool, "result"):
-            print(_plain_summary(named.name, result()), file=self.out)
+    def _give_summaries(self, statistics: Statistics, seconds: float) -> None:
+        """Print the summaries, or show the page with them."""
+        out = self.out if self.show is None else io.StringIO()
+        for named in self.tools:
+            # A broken pipe ends all printing; _print() redirects the stream.
+            with self._noted(f"a result of {named.name}", passing=BrokenPipeError):
+                _print_summary(named, out)
+        if self.show is not None and isinstance(out, io.StringIO):
+            page = ""
+            with self._noted("the page"):
+                page = pages.frame_of(self._run_report(statistics, seconds, Path()))
+            self.show(page, out.getvalue())
 
     @contextlib.contextmanager
     def _noted(
@@ -312,6 +329,13 @@ class Report:
             self._lost.append(f"{what} is lost: {about}")
             if collected is not None:
                 collected.lost.append(about)
+
+
+def _print_summary(named: NamedTool, out: TextIO) -> None:
+    if print_summary := pages.method_of(named.tool, "print_summary"):
+        print_summary(out)
+    elif result := pages.method_of(named.tool, "result"):
+        print(_plain_summary(named.name, result()), file=out)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from amanda.cli.messages import (
 )
 from amanda.cli.results import NamedTool, Rank, Report
 from amanda.errors import AmandaError, FileError, UnknownNameError
-from amanda.interface.tool import Tool
+from amanda.interface.tool import StopRun, Tool
 from amanda.registry import drivers, plugins
 from amanda.registry.plugins import BROKEN
 from amanda.scope.apply import apply
@@ -328,7 +328,8 @@ def create_tools(texts: Sequence[str], full: bool = False) -> list[NamedTool]:
     made: list[NamedTool] = []
     try:
         specs = grammar.parse(texts)
-        names = _names_in_run(specs)
+        # Files are named after the short name, or the name of the class.
+        names = pages.distinct([re.split("[/:]", spec.name)[-1] for spec in specs])
         for spec, name in zip(specs, names, strict=True):
             made.append(NamedTool(name, _create_tool(spec, _load(spec))))
     except grammar.GrammarError as error:
@@ -337,23 +338,6 @@ def create_tools(texts: Sequence[str], full: bool = False) -> list[NamedTool]:
         if isinstance(tool, ReportingTool):
             tool.prints_all = full
     return made
-
-
-def _names_in_run(specs: Sequence[grammar.ToolSpec]) -> list[str]:
-    """A name for each tool, which no other one has: files are named after it.
-
-    It is the short name or the name of the class, and a number from the second one on.
-    """
-    short = [re.split("[/:]", spec.name)[-1] for spec in specs]
-    names: list[str] = []
-    for name in short:
-        number, found = 1, name
-        # A package may call a tool count-2.
-        while found in names or (number > 1 and found in short):
-            number += 1
-            found = f"{name}-{number}"
-        names.append(found)
-    return names
 
 
 def _load(spec: grammar.ToolSpec) -> type[Tool]:
@@ -444,6 +428,11 @@ class ReportedScope:
         scope.begin()
         scope.end()  # prints and writes the results
 
+    Args:
+        given: the options.
+        rank: the place of this process among several.
+        show: shows the page, see :class:`~amanda.cli.results.Report`; None for no page.
+
     Attributes:
         report: the tools, and where their results are written.
         tools: the tools by name.
@@ -453,8 +442,11 @@ class ReportedScope:
         AmandaError: a tool's package is broken.
     """
 
-    def __init__(self, given: argparse.Namespace, rank: Rank) -> None:
+    def __init__(
+        self, given: argparse.Namespace, rank: Rank, show: Callable[[str, str], None] | None = None
+    ) -> None:
         self.report = create_report(given, rank)
+        self.report.show = show if self.report.tools else None
         self.report.out, self.report.complain = sys.stdout, print_message
         self.tools = {named.name: named.tool for named in self.report.tools}
         self._scope = self.report.scope(given.driver)
@@ -559,6 +551,10 @@ class Run:
             if wanted != status:
                 return wanted
             raise
+        except StopRun as stop:
+            self.report.stopped = str(stop) or "by a tool"
+            self._note_end(f"stopped: {self.report.stopped}")
+            return self._check_drivers(0)
         except BaseException as error:
             failure = error
         else:

@@ -1,4 +1,4 @@
-"""The base class of tools."""
+"""The base class of tools, and the exception by which a tool ends the program."""
 
 from __future__ import annotations
 
@@ -23,6 +23,15 @@ PointRoutine = Callable[[PointContext], Any]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+class StopRun(BaseException):
+    """Raised by a tool to end the program: ``raise amanda.StopRun("the loss is NaN")``.
+
+    Under ``amanda run`` the results are written, the last line has the reason, and the exit status
+    is 0. In Python it leaves the scope like any exception. It is no ``Exception``: a program that
+    catches these to continue is ended as well.
+    """
+
+
 class Registered:
     """Counts the registrations of analyses, of all tools.
 
@@ -36,6 +45,10 @@ class Registered:
 
 
 REGISTERED = Registered()
+
+FRAMES: list[Callable[[Tool], str | None]] = []
+"""The function that draws a tool's results for notebooks: it needs upper layers, and ``amanda``
+puts it here."""
 
 
 class Tool:
@@ -228,6 +241,10 @@ class Tool:
     def exit_scope(self) -> None:
         """Called once when a scope with this tool ends, in the thread that ends it; also if
         its begin has failed. No routine runs any more, and framework calls are vanilla."""
+
+    def _repr_html_(self) -> str | None:
+        """Return the results for notebooks, the page in a frame; None without results."""
+        return FRAMES[0](self)
 
 
 Turn = tuple[Analysis | None, Sequence[Analysis], Analysis | None]

@@ -10,6 +10,7 @@ import pytest
 
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
+from amanda.interface.tool import StopRun
 from amanda.testing.contract.base import ContractTests, W, X, inserting, product, times
 from amanda.testing.framework import requires
 from amanda.tool import new_iteration, traceable
@@ -24,6 +25,11 @@ def unlucky(*tensors: Any) -> None:
     raise Unlucky("as planned")
 
 
+def stopping(*tensors: Any) -> None:
+    """A routine that ends the program."""
+    raise StopRun("as planned")
+
+
 Analyse = Callable[[OpContext], Any]
 
 
@@ -34,7 +40,7 @@ class FailureTests(ContractTests):
         """The exception that reaches the user from a training run of ``X * W``."""
         program = self.program
         expected = program.train()
-        with pytest.raises(Unlucky, match="as planned") as caught:
+        with pytest.raises((Unlucky, StopRun), match="as planned") as caught:
             self.train(program, self.probe("mul", **analyses))
         assert program.train() == expected
         return caught.value
@@ -59,17 +65,21 @@ class FailureTests(ContractTests):
             ),
         ],
     )
-    def test_routine_fails(self, point: str, method: str) -> None:
+    @pytest.mark.parametrize(("routine", "kind"), [(unlucky, Unlucky), (stopping, StopRun)])
+    def test_routine_fails(self, point: str, method: str, routine: Any, kind: type) -> None:
         """An exception in a routine reaches the user as itself, with one note that names tool,
         routine and op id; the framework is vanilla after it."""
-        error = self.failure(**{point: lambda c: getattr(c, method)(unlucky)})
-        assert len(self.notes(error, "unlucky")) == 1
+        error = self.failure(**{point: lambda c: getattr(c, method)(routine)})
+        assert type(error) is kind
+        assert len(self.notes(error, routine.__name__)) == 1
 
     @requires(Capability.BACKWARD)
     @pytest.mark.parametrize("point", ["before", "after", "before_backward", "after_backward"])
-    def test_analysis_fails(self, point: str) -> None:
+    @pytest.mark.parametrize(("analysis", "kind"), [(unlucky, Unlucky), (stopping, StopRun)])
+    def test_analysis_fails(self, point: str, analysis: Any, kind: type) -> None:
         """An exception in an analysis reaches the user likewise."""
-        error = self.failure(**{point: unlucky})
+        error = self.failure(**{point: analysis})
+        assert type(error) is kind
         assert len(self.notes(error, "")) == 1
 
     def test_analysis_fails_once(self) -> None:
