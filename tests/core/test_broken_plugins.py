@@ -21,7 +21,6 @@ from amanda.errors import NoDriverError, PluginError, PluginWarning
 from amanda.interface.driver import INTERFACE_VERSION
 from amanda.registry import drivers, plugins
 from amanda.state import ATTACHED, FAILED, LIVE_SCOPES
-from amanda.testing import self_test
 from tests.core.conftest import FakeEntryPoint, plugin
 from tests.core.test_plugins import FRAMEWORK, FakeDriver, attached, driver
 
@@ -529,28 +528,6 @@ def test_the_doctor_attaches_each_driver_once(
             "attach passed",
             "self_test passed",
         )
-    ]
-
-
-def test_the_doctor_makes_a_self_test_of_the_adapter(
-    install: Install, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A driver that names its adapter for the contract kit is tested with it."""
-    asked: list[Any] = []
-
-    def problems_of(driver_cls: Any, framework_cls: Any) -> list[str]:
-        asked.append((driver_cls, framework_cls))
-        return ["two is not two"]
-
-    monkeypatch.setattr(self_test, "problems", problems_of)
-    adapted = driver("adapted", adapter=f"{__name__}:FakeDriver")
-    lost = driver("lost", mode="b", adapter="no_such_module:Adapter")
-    install(FakeEntryPoint("one", plugin(drivers=[adapted, lost])))
-    _, problems = doctored(capsys)
-    assert asked == [(adapted, FakeDriver)]
-    assert problems == [
-        "adapted self_test: two is not two",
-        "lost self_test: ModuleNotFoundError: No module named 'no_such_module'",
     ]
 
 

@@ -116,8 +116,8 @@ def test_nan_names_the_line_of_the_program(environment: Environment) -> None:
 
 
 def test_the_doctor_is_content(environment: Environment) -> None:
-    """The self-test is made from the adapter of the contract kit, and the framework is listed."""
+    """The driver is attached once, and the framework is listed."""
     run = environment.run("amanda", "doctor")
     assert run.returncode == 0, run.stdout
-    assert "autograd-eager: self_test passed" in run.stdout
+    assert "autograd-eager: attach passed" in run.stdout
     assert re.search(r"^  autograd [\d.]+ \(autograd\)$", run.stdout, re.MULTILINE)

@@ -55,7 +55,7 @@ def test_the_doctor_is_content(environment: Environment) -> None:
     run = environment.run("amanda", "doctor")
     assert run.returncode == 0, run.stdout
     assert "minigrad-eager: check_internals passed" in run.stdout
-    assert "minigrad-eager: self_test passed" in run.stdout
+    assert "minigrad-eager: attach passed" in run.stdout
     assert "shapes (amanda-shapes 0.1.0): loaded" in run.stdout
     assert "minigrad (amanda-minigrad 0.1.0): loaded" in run.stdout
 

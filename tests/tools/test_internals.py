@@ -13,7 +13,10 @@ def test_no_symbol_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _internals.missing() == []
     monkeypatch.delattr(torch.autograd, "_profiler_enabled")
     assert _internals.missing() == ["torch.autograd._profiler_enabled"]
+    enabled = _internals._profiler_enabled  # noqa: SLF001 - looked up once in a process
+    enabled.cache_clear()
     assert not _internals.is_profiling()
+    enabled.cache_clear()
 
 
 def test_saved_tensors_are_not_unpacked() -> None:

@@ -128,12 +128,11 @@ def test_constants_made_in_inference_mode_serve_in_training(make: Maker) -> None
     "call",
     [
         lambda prune, quantize, run: prune.bake(run),
-        lambda prune, quantize, run: prune.dense_weights(run),
         lambda prune, quantize, run: quantize.integer_weights(run),
         lambda prune, quantize, run: quantize.sensitivity(run),
         lambda prune, quantize, run: InjectTool().campaign(run, 2),
     ],
-    ids=["bake", "dense weights", "integers", "sensitivity", "campaign"],
+    ids=["bake", "integers", "sensitivity", "campaign"],
 )
 def test_what_runs_the_model_takes_no_arguments(call: Callable[..., Any], given: Any) -> None:
     """The model in place of a function that runs it is an error that says what is wanted."""

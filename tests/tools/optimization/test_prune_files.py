@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 from torch import nn
 
 import amanda
@@ -76,7 +75,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert"])
-def test_a_baked_model_runs_the_same_without_the_tool(name: str, tmp_path: Path) -> None:
+def test_a_baked_model_runs_the_same_without_the_tool(name: str) -> None:
     model, inputs = models.build(name, training=False)
     tool = PruneTool(sparsity=0.75)
     with amanda.apply(tool), torch.no_grad():
@@ -85,27 +84,24 @@ def test_a_baked_model_runs_the_same_without_the_tool(name: str, tmp_path: Path)
     def run() -> Any:
         return model(**inputs)
 
-    exported = load_file(tool.export(tmp_path / "weights.safetensors", run))
     tool.bake(run)
     for op_id, mask in tool.masks.items():
         weight = model.get_submodule(op_id.partition("/")[0].partition(".")[2]).weight
         assert torch.equal(weight != 0, torch.from_numpy(mask))
-        assert np.array_equal(exported[op_id], weight.detach().numpy())
     with torch.no_grad():
         outputs = list(models.tensors(model(**inputs)))
     assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
 
 
-def test_an_export_that_misses_an_operator_says_which() -> None:
+def test_a_run_that_misses_an_operator_says_which() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     with amanda.apply(tool := PruneTool()):
         model(torch.rand(1, 4))
     with pytest.raises(AmandaError, match=r"not executed op Sequential\.0/linear:0"):
-        tool.dense_weights(lambda: None)
+        tool.bake(lambda: None)
 
 
-def test_there_is_nothing_to_bake_before_masks_are_made(tmp_path: Path) -> None:
-    """Each function that writes weights with zeros says why there are none."""
+def test_there_is_nothing_to_bake_before_masks_are_made() -> None:
     model, x = nn.Linear(8, 4), torch.rand(2, 8)
 
     def run() -> Any:
@@ -120,8 +116,6 @@ def test_there_is_nothing_to_bake_before_masks_are_made(tmp_path: Path) -> None:
         (late, r"op Linear/linear:0 has no mask yet: .* masks begin at step 2"),
         (dynamic, "method=channel chooses anew for every input"),
     ):
-        export = functools.partial(tool.export, tmp_path / "weights.safetensors")
-        for write in (tool.bake, tool.dense_weights, export):
-            with pytest.raises(AmandaError, match=said):
-                write(run)
+        with pytest.raises(AmandaError, match=said):
+            tool.bake(run)
     assert (model.weight != 0).all()

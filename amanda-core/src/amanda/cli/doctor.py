@@ -158,22 +158,11 @@ def _loaded(cls: type[Driver]) -> type[Driver]:
 
 
 def _self_test(cls: type[Driver]) -> Check | None:
-    """The self-test that a driver implements, or the one of its adapter for the contract kit."""
+    """The self-test that a driver implements, or the one that its proofs are."""
     own = _implementation(cls, "self_test")
     if own is None and _implementation(cls, "proofs") is not None:
         own = cls.self_test
-    adapter = getattr(_loaded(cls), "adapter", "")
-    if own is not None or not adapter:
-        return own and partial(_prove, own)
-
-    def test() -> Sequence[str]:
-        # Imported here: the kit is not needed for a driver that tests itself.
-        from amanda.testing import self_test
-
-        module, _, name = adapter.partition(":")
-        return self_test.problems(cls, getattr(importlib.import_module(module), name))
-
-    return test
+    return own and partial(_prove, own)
 
 
 def _prove(self_test: Check) -> Sequence[str]:

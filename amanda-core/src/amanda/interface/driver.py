@@ -89,8 +89,6 @@ class Driver(abc.ABC):
         capabilities: the parts of the contract that it keeps.
         target: ``"module:Class"`` of the driver itself, where the registered class only
             declares it, so that listing drivers imports no framework.
-        adapter: ``"module:Class"`` of the framework's adapter for the contract kit, of which
-            the default self-test is made; "" if there is none.
         interceptors: the names of its ways to notice operators, where it has several.
         interceptor_variable: the environment variable that names the one to use.
         follows_pauses: True if it instruments nothing in a thread that core has paused for a tool's
@@ -116,7 +114,6 @@ class Driver(abc.ABC):
     interface_version: ClassVar[int]
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
     target: ClassVar[str] = ""
-    adapter: ClassVar[str] = ""
     interceptors: ClassVar[tuple[str, ...]] = ()
     interceptor_variable: ClassVar[str] = ""
     follows_pauses: ClassVar[bool] = False

@@ -13,7 +13,7 @@ import itertools
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -50,8 +50,8 @@ _level = _symbol("torch._C._functorch.maybe_get_level")
 _in_transforms = _symbol("torch._C._are_functorch_transforms_active")
 _local_tensor = operator.attrgetter("_local_tensor")
 _PROFILERS = (
-    ("torch.autograd.profiler", "_prepare_profiler", "_enable_profiler", "_disable_profiler"),
-    ("torch.autograd.profiler_legacy", "_enable_profiler_legacy", "_disable_profiler_legacy"),
+    ("torch.autograd.profiler", "_prepare_profiler", "_enable_profiler"),
+    ("torch.autograd.profiler_legacy", "_enable_profiler_legacy"),
 )
 _SYMBOLS += [f"{module}.{name}" for module, *names in _PROFILERS for name in names]
 _SAVED_PREFIX = "_raw_saved_"
@@ -201,63 +201,31 @@ def prepare_profiler(profiler: Any) -> None:
     profiler.profiler._prepare_trace()
 
 
-def watch_profilers(
-    patches: PatchSet, begins: Callable[[Hashable], None], has_ended: Callable[[Hashable], None]
-) -> None:
-    """Call functions when PyTorch's profiler, or the writer of its execution traces, starts and
-    stops.
+def watch_profilers(patches: PatchSet, begins: Callable[[], None]) -> None:
+    """Call a function before PyTorch's profiler, or the writer of its execution traces, starts.
 
     There is no public way: the classes of 2.13 call functions of C. Where one is missing it is left
     out, with what :func:`is_profiling` says of the symbol that it needs.
 
     Args:
         patches: gets what is patched, to be undone.
-        begins: called before a start with a key of what starts, once or more often.
-        has_ended: called with that key after the end, and where the start fails.
-    """
-    for name, *starts, stop in _PROFILERS:
-        module = importlib.import_module(name)
-        for start in starts:
-            _tell(patches, module, start, begins, has_ended, name)
-        _tell(patches, module, stop, None, has_ended, name)
-    observer = importlib.import_module("torch.profiler").ExecutionTraceObserver
-    _tell(patches, observer, "start", begins, has_ended)
-    _tell(patches, observer, "stop", None, has_ended)
-
-
-def _tell(
-    patches: PatchSet,
-    owner: Any,
-    name: str,
-    begins: Callable[[Hashable], None] | None,
-    has_ended: Callable[[Hashable], None],
-    key: Hashable = None,
-) -> None:
-    """Report calls of a function that starts something or, without `begins`, of one that ends it.
-
-    Args:
-        key: what is told; None for the instance, of a method.
+        begins: called before a start, once or more often.
     """
 
     def wrapper(vanilla: Any) -> Any:
         @functools.wraps(vanilla)
         def told(*args: Any, **kwargs: Any) -> Any:
-            what = key or id(args[0])
-            if begins is not None:
-                begins(what)
-            is_started = False
-            try:
-                result = vanilla(*args, **kwargs)
-                is_started = begins is not None
-                return result
-            finally:
-                if not is_started:
-                    has_ended(what)
+            begins()
+            return vanilla(*args, **kwargs)
 
         return told
 
-    if hasattr(owner, name):
-        patches.wrap(owner, name, wrapper)
+    patches.wrap(importlib.import_module("torch.profiler").ExecutionTraceObserver, "start", wrapper)
+    for module, *names in _PROFILERS:
+        owner = importlib.import_module(module)
+        for name in names:
+            if hasattr(owner, name):
+                patches.wrap(owner, name, wrapper)
 
 
 def is_in_backward() -> bool:

@@ -9,8 +9,8 @@
     found = recording.stop(names)
 
 When a second tool begins or ends, the profiler is restarted: each tool gets the segments of its own
-time, and a kernel that runs at the restart is in none of them. While the program itself uses the
-profiler, our session is stopped, and ``recording.problem`` says so.
+time, and a kernel that runs at the restart is in none of them. Where the program itself begins to
+use the profiler, our session ends, and ``recording.problem`` says so.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class ProfilerUse:
         _SHARED.watch(self)
 
     def start(self) -> None:
-        """Begin to record, or if the program uses the profiler, as soon as it has finished. A
-        second call does nothing."""
+        """Begin to record, unless the program has used the profiler. A second call does
+        nothing."""
         if self not in _SHARED.uses:
             _SHARED.add(self)
 
@@ -130,9 +130,9 @@ class _SharedProfiler:
         self._watching: list[ProfilerUse] = []
         self._session: Any = None
         self._timer: threading.Timer | None = None
-        self._patches = ProfilerUses(self._pause, self._resume)
-        # Number of the program's current uses of the profiler.
-        self._programs = 0
+        self._patches = ProfilerUses(self._give_up)
+        # True if the program has used the profiler while tools watch.
+        self._is_taken = False
 
     @_locked
     def watch(self, use: ProfilerUse) -> None:
@@ -158,20 +158,14 @@ class _SharedProfiler:
             self._watching.remove(use)
         if not self._watching:
             self._patches.undo()
+            self._is_taken = False
 
     @_locked
-    def _pause(self) -> None:
+    def _give_up(self) -> None:
         """Called before the program uses the profiler."""
-        self._programs += 1
+        self._is_taken = True
         self._end()
         self._failed(_IN_USE)
-
-    @_locked
-    def _resume(self) -> None:
-        """Called after the program has used the profiler."""
-        self._programs -= 1
-        if self.segment is None:
-            self._begin()
 
     @_locked
     def _renew(self) -> None:
@@ -183,7 +177,7 @@ class _SharedProfiler:
     def _begin(self) -> None:
         if not self.uses:
             return
-        if self._programs:
+        if self._is_taken:
             self._failed(_IN_USE)
             return
         try:
@@ -199,7 +193,7 @@ class _SharedProfiler:
         try:
             self._session.start(folder.name, options._asdict())
         except tf.errors.AlreadyExistsError:
-            # In use since before the tools began; the end of that use cannot be noticed.
+            # In use since before the tools began.
             self._session = None
             folder.cleanup()
             self._failed(_IN_USE)
@@ -227,6 +221,7 @@ class _SharedProfiler:
 
 
 _IN_USE = (
-    "TensorFlow's profiler serves one user at a time, and the program used it for a part of the run"
+    "TensorFlow's profiler serves one user at a time, and nothing ran for the tools after the "
+    "program had begun to use it"
 )
 _SHARED = _SharedProfiler()

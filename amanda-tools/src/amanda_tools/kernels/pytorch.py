@@ -6,7 +6,7 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,11 +29,11 @@ class TorchRecorder(ProfilerRecorder):
     """Annotates each execution: activities within an annotation belong to its operator.
 
     PyTorch's profiler records the thread that starts it, and the threads that autograd uses for it.
-    While the program uses a profiler, the recorder waits.
+    It ends where the program starts a profiler of its own.
     """
 
     running: ClassVar[TorchRecorder | None] = None
-    """The recorder that uses the profiler, or waits for the program to end its own."""
+    """The recorder that uses the profiler, until its scope ends."""
 
     def __init__(self, shapes: bool, limit: int) -> None:
         super().__init__(shapes, limit)
@@ -42,24 +42,21 @@ class TorchRecorder(ProfilerRecorder):
         self._clock = 0.0
         self._recording = ProfilerRecording()
         self._patches = PatchSet()
-        self._users: set[Hashable] = set()
         self._is_changing = False
-        self._has_ended = False
         self._is_taken = False
-        self._given_up = 0
+        self._missed = 0
 
     def start(self) -> None:
         if TorchRecorder.running is not None:
             self.problem = f"{_IN_USE} another tool kernels records already"
-            self._users.add(TorchRecorder)
+            self._is_taken = True
             return
         TorchRecorder.running = self
         self._thread = threading.get_ident()
         self._clock = time.time() - time.perf_counter()
-        watch_profilers(self._patches, self._wait, self._go_on)
-        if is_profiling():
-            self._users.add("torch.autograd.profiler")
-        else:
+        watch_profilers(self._patches, self._give_up)
+        self._is_taken = is_profiling()
+        if not self._is_taken:
             self._begin()
 
     def stop(self) -> ProfilerRecording:
@@ -67,11 +64,8 @@ class TorchRecorder(ProfilerRecorder):
             self._patches.undo()
             TorchRecorder.running = None
             self._finish()
-        self._has_ended = True
-        if self._given_up and not self.problem:
-            self.problem = (
-                f"{_IN_USE} {self._given_up} executions ran while the program used it itself"
-            )
+        if self._missed and not self.problem:
+            self.problem = f"{_IN_USE} {self._missed} executions ran after the program had used it"
         recording, self._recording = self._recording, ProfilerRecording()
         return recording
 
@@ -94,30 +88,18 @@ class TorchRecorder(ProfilerRecorder):
 
     # -- the program's own profilers --------------------------------------
 
+    def _give_up(self) -> None:
+        """Leave the profiler to the program, which starts it."""
+        if self._is_changing:
+            return
+        if self._can_change():
+            self._finish()
+        self._is_taken = True
+
     def _can_change(self) -> bool:
         # It can only be stopped in the thread that started it, and not within a backward pass:
         # autograd would switch it on again.
         return threading.get_ident() == self._thread and not is_in_backward()
-
-    def _wait(self, user: Hashable) -> None:
-        """Wait, since the program starts a profiler."""
-        if self._is_changing:
-            return
-        self._users.add(user)
-        if self._profiler is not None:
-            if self._can_change():
-                self._finish()
-            else:
-                self._is_taken = True
-
-    def _go_on(self, user: Hashable) -> None:
-        """Go on after the program has stopped a profiler."""
-        if self._is_changing:
-            return
-        self._users.discard(user)
-        is_free = not (self._users or self._has_ended or self._profiler or is_profiling())
-        if is_free and self._can_change():
-            self._begin()
 
     # -- recording --------------------------------------------------------
 
@@ -156,15 +138,14 @@ class TorchRecorder(ProfilerRecorder):
         annotate(context, lambda: record_function(name) if self._records() else None)
 
     def _records(self) -> bool:
-        """Count an execution; return True to mark it: not while a program's profiler runs."""
-        if self._users:
-            self._given_up += 1
+        """Count an execution; return True to mark it."""
+        if self._is_taken:
+            self._missed += 1
             return False
         return self.is_within_limit()
 
     def at_limit(self) -> None:
         if self._profiler is not None and self._can_change():
-            self._has_ended = True
             self._finish()
 
 

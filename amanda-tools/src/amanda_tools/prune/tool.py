@@ -146,28 +146,7 @@ class PruneTool(TargetingTool[PruneOptions]):
                     )
                 arithmetic_of(value).assign(value, array)
 
-    # -- dense weights ----------------------------------------------------
-
-    def dense_weights(self, run: Callable[[], Any]) -> dict[str, Array]:
-        """Return the weights with zeros by op id, in the framework's layout.
-
-        Args:
-            run: runs the model once, as it was run under the tool.
-
-        Raises:
-            AmandaError: there are no masks yet, or `run` does not execute all operators that have
-                masks.
-        """
-        self._check_masks()
-        return {
-            op_id: arithmetic_of(found.value).wide_numpy(found.value) * weight.mask
-            for weight, found in self._weights_of(run)
-            for op_id in weight.readers
-        }
-
-    def export(self, path: str | os.PathLike[str], run: Callable[[], Any]) -> Path:
-        """Write :meth:`dense_weights` as a safetensors file."""
-        return files.write(path, "weights", self.dense_weights(run), method=self.options.method)
+    # -- baked weights ----------------------------------------------------
 
     def bake(self, run: Callable[[], Any]) -> None:
         """Write the zeros into the model's own weights, which then runs the same without the tool.
@@ -186,15 +165,14 @@ class PruneTool(TargetingTool[PruneOptions]):
             op_id, reader = next(iter(shared.items()))
             raise AmandaError(
                 f"prune: op {reader} reads the weight of op {op_id} without its mask and would "
-                "change, too; add its type to ops, or use export()"
+                "change, too; add its type to ops"
             )
         for weight, found in self._weights_of(run):
             try:
                 weight.write_zeros(found)
             except (TypeError, AmandaError) as error:
                 raise CapabilityError(
-                    f"prune: the weight of op {weight.readers[0]} cannot be written ({error}); use "
-                    "export()"
+                    f"prune: the weight of op {weight.readers[0]} cannot be written: {error}"
                 ) from error
 
     def _check_masks(self) -> None:

@@ -1,4 +1,4 @@
-"""The adapter of minigrad for the contract kit and the self-test: calls of minigrad only."""
+"""The adapter of minigrad for the contract kit: calls of minigrad only."""
 
 from __future__ import annotations
 

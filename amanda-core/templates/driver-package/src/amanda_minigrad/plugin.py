@@ -18,7 +18,6 @@ class MinigradDriver(EagerDriver):
     mode = "eager"
     interface_version = 2
     target = "amanda_minigrad.driver:MinigradEagerDriver"
-    adapter = "amanda_minigrad.adapter:Minigrad"
     capabilities = frozenset(Capability) - {
         Capability.COMPILED,
         Capability.IN_PLACE,

@@ -1,4 +1,4 @@
-"""The adapter of autograd for the contract kit and the self-test: calls of autograd only."""
+"""The adapter of autograd for the contract kit: calls of autograd only."""
 
 from __future__ import annotations
 

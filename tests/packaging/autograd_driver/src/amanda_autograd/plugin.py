@@ -18,7 +18,6 @@ class AutogradDriver(EagerDriver):
     mode = "eager"
     interface_version = 2
     target = "amanda_autograd.driver:AutogradEagerDriver"
-    adapter = "amanda_autograd.adapter:Autograd"
     capabilities = frozenset(
         {
             Capability.BACKWARD,
