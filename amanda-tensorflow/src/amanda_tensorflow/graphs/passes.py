@@ -72,7 +72,7 @@ class InnerPasses:
         self.has_stepped = False
         while self.running > 0:
             self.running -= 1
-            self.points.forward_ends(scopes, "")
+            self.points.forward_ends(scopes, "", has_raised=True)
 
 
 Facts = Mapping[str, Any]
@@ -189,7 +189,7 @@ class GraphRun:
         if has_run and self._count is not None:
             self._count()
         if self._name:
-            self._points.forward_ends(self._scopes, self._name, self._take())
+            self._points.forward_ends(self._scopes, self._name, self._take(), not has_run)
             has_stepped = self._trains or (self._inner is not None and self._inner.take())
             if has_run and has_stepped:
                 self._points.optimizer_ends(self._scopes)

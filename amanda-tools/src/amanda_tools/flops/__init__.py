@@ -423,7 +423,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             "flops": flops,
             "flops_backward": _flops_of(of_model, "backward"),
             # Of several threads one computes forward while a backward pass of another one runs.
-            "flops_recomputed": None if len(self._stepping) > 1 else self._recomputed,
+            "flops_recomputed": None if self.steps_overlap else self._recomputed,
             "elementwise": elementwise if self.options.elementwise else None,
             "macs": flops // 2,
             **self._memory_of(rows),
