@@ -148,9 +148,12 @@ def distance(ours: Array, theirs: Array) -> tuple[float, float, str]:
     largest = float(np.abs(difference).max()) if difference.size else 0.0
     if largest == 0:
         return 0.0, 0.0, "" if finite.all() else "not all finite, alike in both"
-    scale = float(np.linalg.norm(b[finite]))
-    error = float(np.linalg.norm(difference[finite]))
-    return (error / scale if scale else math.inf), largest, ""
+    # In its units, squares stay in the range of float64.
+    unit = np.abs(b[finite]).max(initial=0.0)
+    if not unit:
+        return math.inf, largest, ""
+    error = np.linalg.norm(difference[finite] / unit) / np.linalg.norm(b[finite] / unit)
+    return float(error), largest, ""
 
 
 def to_row(pair: Pair) -> dict[str, Any]:
