@@ -176,32 +176,18 @@ def fail(*_: Any) -> None:
     raise MemoryError("on purpose")
 
 
-def failing(place: Callable[[nn.Sequential], Any], trains: bool = True) -> None:
-    """Passes of every second batch raise, and are left out."""
+def failing(register: str, trains: bool = True) -> None:
+    """Passes of every second batch raise in a hook of the last layer, and are left out."""
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for number, (x, y) in enumerate(batches(14)):
-        hook = place(net)(fail) if number % 2 else None
-        with contextlib.suppress(MemoryError), torch.set_grad_enabled(trains):
+        hook = getattr(net[2], register)(fail) if number % 2 else contextlib.nullcontext()
+        with hook, contextlib.suppress(MemoryError), torch.set_grad_enabled(trains):
             loss = functional.cross_entropy(net(x), y)
             if trains:
                 loss.backward()
                 optimizer.step()
         optimizer.zero_grad()
-        if hook is not None:
-            hook.remove()
-
-
-def failing_forward() -> None:
-    failing(lambda net: net[2].register_forward_hook)
-
-
-def failing_backward() -> None:
-    failing(lambda net: net[2].register_full_backward_hook)
-
-
-def failing_inference() -> None:
-    failing(lambda net: net[2].register_forward_hook, trains=False)
 
 
 LOOPS: list[tuple[Callable[[], None], Sequence[Step]]] = [
@@ -214,9 +200,9 @@ LOOPS: list[tuple[Callable[[], None], Sequence[Step]]] = [
     (two_optimizers, EPOCH),
     (quasi_newton, [(3 * n, 3 * n) for n, _ in EPOCH]),
     (by_hand, 2 * EPOCH),
-    (failing_forward, 2 * [(4, 4)]),
-    (failing_backward, 2 * [(4, 4)]),
-    (failing_inference, 2 * [(4, 0)]),
+    (functools.partial(failing, "register_forward_hook"), 2 * [(4, 4)]),
+    (functools.partial(failing, "register_full_backward_hook"), 2 * [(4, 4)]),
+    (functools.partial(failing, "register_forward_hook", trains=False), 2 * [(4, 0)]),
     (inference, [(1, 0), (3, 0), (3, 0), (3, 0)]),
 ]
 

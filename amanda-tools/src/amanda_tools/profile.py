@@ -66,10 +66,8 @@ class ProfileOptions(PhaseOptions):
     limit: int = attrs.field(default=5_000_000, validator=attrs.validators.ge(0))
 
 
-_SUMMED = (
-    *("calls", "seconds", "output_bytes", "saved_bytes", "saved_unknown"),
-    *("seconds_min", "seconds_max"),
-)
+_ENDS = "seconds_min", "seconds_max"
+_SUMMED = "calls", "seconds", "output_bytes", "saved_bytes", "saved_unknown", *_ENDS
 """Figures of rows that groups of them sum up."""
 
 _MOST_SPANS = 4000

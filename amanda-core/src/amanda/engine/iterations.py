@@ -92,10 +92,10 @@ class Iterations:
             self._has_gradients = True
         return True
 
-    def forward_ends(self, has_raised: bool) -> bool:
+    def forward_ends(self, failed: bool) -> bool:
         """A call of an outermost module has ended; returns True if no other one runs."""
         self.forwards = max(0, self.forwards - 1)
-        self._has_failed |= has_raised and not self.forwards
+        self._has_failed |= failed and not self.forwards
         return not self.forwards
 
     def _drop_failed(self) -> None:
@@ -140,10 +140,10 @@ class Iterations:
         self._running += 1
         self._is_training = self._has_gradients = True
 
-    def backward_ends(self, emit: Emit, continues: bool = False, has_raised: bool = False) -> None:
+    def backward_ends(self, emit: Emit, continues: bool = False, failed: bool = False) -> None:
         """A backward pass has ended, or raised."""
         self._running -= 1
-        if has_raised and not continues:
+        if failed and not continues:
             self._has_failed = True
             self._drop_failed()
             return
@@ -160,7 +160,6 @@ class Iterations:
             # The gradients of others follow.
             self._steps_within = True
             return
-        self._drop_failed()
         self._seen_this_step = True
         if not self._trains:
             # What was counted as iterations so far were accumulation passes of this one: take the

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 Scopes = Sequence["LiveScope"]
 
-_NOTHING: Mapping[str, Any] = {}
+Facts = Mapping[str, Any]
+_NOTHING: Facts = {}
 
 
 class Points:
@@ -82,7 +83,7 @@ class Points:
             place: ``module`` and ``id`` of :class:`~amanda.interface.points.PointContext`.
         """
         facts = cache(lambda: {"target": target, "inputs": tensors_in(inputs)})
-        is_wanted, outputs, has_raised = self.wants_modules(scopes), None, True
+        is_wanted, outputs, failed = self.wants_modules(scopes), None, True
         told: Scopes = () if trains is None else scopes
 
         def returned(result: Any) -> Any:
@@ -96,12 +97,12 @@ class Points:
                 self.module(scopes, Point.MODULE_ENTRY, **place, **facts())
             try:
                 yield returned
-                has_raised = False
+                failed = False
             finally:
                 if is_wanted:
                     self.module(scopes, Point.MODULE_EXIT, outputs=outputs, **place, **facts())
         finally:
-            self.forward_ends(told, place["id"], {"outputs": outputs}, has_raised)
+            self.forward_ends(told, place["id"], failed, {"outputs": outputs})
 
     def forward_begins(
         self,
@@ -139,23 +140,18 @@ class Points:
     def _give_up_forward(self, told: Scopes) -> None:
         """The outermost module is not run, since a tool has raised where its call begins."""
         for scope in told:
-            scope.iterations.forward_ends(has_raised=True)
+            scope.iterations.forward_ends(failed=True)
 
-    def forward_ends(
-        self,
-        told: Scopes,
-        model: str,
-        facts: Mapping[str, Any] = _NOTHING,
-        has_raised: bool = False,
-    ) -> None:
+    def forward_ends(self, told: Scopes, model: str, failed: bool, facts: Facts = _NOTHING) -> None:
         """The outermost module has returned, or raised.
 
         Args:
+            failed: it has raised.
             facts: ``outputs`` of the point, of a run of a graph ``target`` and ``inputs``, as far
                 as they are known.
         """
         for scope in told:
-            if scope.iterations.forward_ends(has_raised):
+            if scope.iterations.forward_ends(failed):
                 self._tell(scope, Point.FORWARD_END, id=model, **facts)
 
     def backward_begins(self, continues: bool = False) -> Scopes:
@@ -171,14 +167,12 @@ class Points:
             tell(Point.BACKWARD_BEGIN)
         return scopes
 
-    def backward_ends(
-        self, told: Scopes, continues: bool = False, has_raised: bool = False
-    ) -> None:
+    def backward_ends(self, told: Scopes, continues: bool = False, failed: bool = False) -> None:
         """A backward pass has ended, or raised."""
         for scope in told:
             tell = partial(self._tell, scope)
             tell(Point.BACKWARD_END)
-            scope.iterations.backward_ends(tell, continues, has_raised)
+            scope.iterations.backward_ends(tell, continues, failed)
 
     def optimizer_begins(self) -> Scopes:
         """An optimizer begins a step; returns the scopes to notify at its end."""

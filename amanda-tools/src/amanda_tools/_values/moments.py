@@ -190,10 +190,8 @@ class Moments:
         """Merge a count, a mean and a standard deviation into the totals."""
         self._finite += count
         share, shift = count / self._finite, mean - self.mean
-        before, added = math.sqrt(1 - share), math.sqrt(share)
-        self._deviation = math.hypot(
-            self._deviation * before, deviation * added, shift * before * added
-        )
+        old, new = math.sqrt(1 - share), math.sqrt(share)
+        self._deviation = math.hypot(self._deviation * old, deviation * new, shift * old * new)
         self.mean += shift * share
 
     def _note_alive(self, alive: Array) -> None:

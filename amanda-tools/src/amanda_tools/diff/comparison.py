@@ -149,11 +149,9 @@ def distance(ours: Array, theirs: Array) -> tuple[float, float, str]:
     if largest == 0:
         return 0.0, 0.0, "" if finite.all() else "not all finite, alike in both"
     # In its units, squares stay in the range of float64.
-    unit = np.abs(b[finite]).max(initial=0.0)
-    if not unit:
-        return math.inf, largest, ""
-    error = np.linalg.norm(difference[finite] / unit) / np.linalg.norm(b[finite] / unit)
-    return float(error), largest, ""
+    unit = max(largest, float(np.abs(b[finite]).max(initial=0)))
+    scale, error = (float(np.linalg.norm(part[finite] / unit)) for part in (b, difference))
+    return (error / scale if scale else math.inf), largest, ""
 
 
 def to_row(pair: Pair) -> dict[str, Any]:

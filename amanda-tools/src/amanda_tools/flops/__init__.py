@@ -137,10 +137,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _note_pass(self, point: PointContext) -> None:
         # Where a pass in a graph begins its inputs are not known yet.
-        if point.runs_at_once == (point.point is Point.FORWARD_BEGIN):
-            self._samples.note(point)
-        elif point.outputs:
-            self._samples.check(point)
+        is_known = point.runs_at_once == (point.point is Point.FORWARD_BEGIN)
+        (self._samples.note if is_known else self._samples.check)(point)
 
     def _begin_backward(self, point: PointContext) -> None:
         self._begins.append(self._totals["forward"].count)

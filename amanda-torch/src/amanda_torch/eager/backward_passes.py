@@ -93,11 +93,11 @@ class BackwardPasses:
         begun = points.backward_begins(continues) if outermost and interceptor.tells else ()
         if not listening:
             interceptor.enter()
-        has_raised = True
+        failed = True
         try:
             with notes_dropped():
                 yield
-            has_raised = False
+            failed = False
         finally:
             if not listening:
                 interceptor.exit()
@@ -109,4 +109,4 @@ class BackwardPasses:
                 interceptor.new_iteration()
             elif outermost:
                 interceptor.has_continued = True
-            points.backward_ends(begun, continues, has_raised)
+            points.backward_ends(begun, continues, failed)

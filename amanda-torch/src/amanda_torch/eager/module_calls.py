@@ -152,7 +152,7 @@ class ReportedCall(NamedCall):
             if self._has_begun:
                 self._tracker.note_results(outputs or ())
                 told, facts = (self._scopes, self._frame.path), {"outputs": outputs}
-                self._dispatcher.points.forward_ends(*told, facts, outputs is None)
+                self._dispatcher.points.forward_ends(*told, outputs is None, facts)
         finally:
             super().__exit__()
 
