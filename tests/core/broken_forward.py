@@ -179,6 +179,22 @@ class LeavesWithoutOutputs(LoopbackDriver):
         return call
 
 
+@fault("test_modules_are_left_where_an_operator_raises")
+class CompletesFailedPasses(LoopbackDriver):
+    """It does not say that a module has raised."""
+
+    @contextmanager
+    def module_call(self, *args: Any) -> Iterator[Any]:
+        error = None
+        with super().module_call(*args) as returned:
+            try:
+                yield returned
+            except ValueError as raised:
+                error = raised
+        if error is not None:
+            raise error
+
+
 @fault("test_value_of_a_parameter")
 class KnowsNoParameters(LoopbackDriver):
     """It never knows a value."""

@@ -19,6 +19,7 @@ import amanda
 from amanda.inline import resident_bytes
 from amanda_tools import profile
 from amanda_tools.profile import ProfileTool
+from amanda_tools.remat import RematTool
 from tests import models
 from tests.running import applied
 
@@ -72,6 +73,39 @@ def test_what_a_single_operator_saves() -> None:
     y = layer(x).detach().requires_grad_()
     transforms = applied(ProfileTool(), lambda: kept.append(torch.vmap(torch.sigmoid)(y)))
     assert transforms.summary()["saved_bytes"] == 3 * 20 * 4
+
+
+FILE: dict[int, Any] = {}
+
+
+@pytest.mark.parametrize(
+    ("hooks", "saved", "unknown"),
+    [
+        (torch.autograd.graph.save_on_cpu, 4 * (5 * 8 + 5 * 16), 0),
+        # With the second weight, which is no parameter any more; what two nodes save, twice.
+        (lambda: saved_tensors_hooks(lambda t: {"half": t.half()}, id), 2 * (40 + 160 + 64), 0),
+        (lambda: saved_tensors_hooks(lambda t: FILE.setdefault(id(t), id(t)), FILE.pop), 0, 4),
+    ],
+)
+def test_what_hooks_keep_counts_instead_of_the_tensors(
+    hooks: Callable[[], Any], saved: int, unknown: int
+) -> None:
+    """The tensors that a hook has packed are kept; what it packs without tensors is a gap that
+    tables show."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+    def run() -> None:
+        with hooks():
+            kept.append(model(torch.rand(5, 8)))
+
+    kept: list[Any] = []
+    tool, remat = applied(ProfileTool(), run), applied(RematTool(budget=0.9), run)
+    summary, planned = tool.summary(), remat.result()["summary"]
+    assert (summary["saved_bytes"], summary["saved_unknown"]) == (saved, unknown)
+    assert (planned["saved_bytes"], sum(planned["not_seen"].values())) == (saved, unknown)
+    table = next(iter(tool.tables()))
+    [cell] = [row[table.columns.index("saved")] for row in table.rows if row[0] == "1/tanh"]
+    assert cell.startswith("≥") == bool(unknown)
 
 
 def test_nothing_is_saved_without_gradients() -> None:

@@ -86,6 +86,13 @@ def test_data_with_positions_first_have_unknown_samples(layer: Any) -> None:
     assert given["per_sample"]["flops"] == given["per_step"]["flops"] / BATCH
 
 
+def test_rows_that_are_no_samples_leave_the_figure_out() -> None:
+    """No output of the pass has a size that is a multiple of their number."""
+    for begins, samples in (torch.arange(12), 12), (torch.tensor([0, 3, 7]), None):
+        found = passes(nn.EmbeddingBag(10, WIDTH), tokens(12), begins)
+        assert found["batch"] == found["per_step"].get("samples") == samples
+
+
 def test_one_pass_of_unknown_samples_leaves_the_figure_out() -> None:
     """A number that holds for some of the passes only is not shown."""
     tool, model = FlopsTool(), nn.Linear(WIDTH, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -171,6 +172,24 @@ def inference() -> None:
     evaluate(net)
 
 
+def fail(*_: Any) -> None:
+    raise MemoryError("on purpose")
+
+
+def failing(register: str, trains: bool = True) -> None:
+    """Passes of every second batch raise in a hook of the last layer, and are left out."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for number, (x, y) in enumerate(batches(14)):
+        hook = getattr(net[2], register)(fail) if number % 2 else contextlib.nullcontext()
+        with hook, contextlib.suppress(MemoryError), torch.set_grad_enabled(trains):
+            loss = functional.cross_entropy(net(x), y)
+            if trains:
+                loss.backward()
+                optimizer.step()
+        optimizer.zero_grad()
+
+
 LOOPS: list[tuple[Callable[[], None], Sequence[Step]]] = [
     (epochs, 2 * EPOCH),
     (evaluations, 2 * EPOCH),
@@ -181,6 +200,9 @@ LOOPS: list[tuple[Callable[[], None], Sequence[Step]]] = [
     (two_optimizers, EPOCH),
     (quasi_newton, [(3 * n, 3 * n) for n, _ in EPOCH]),
     (by_hand, 2 * EPOCH),
+    (functools.partial(failing, "register_forward_hook"), 2 * [(4, 4)]),
+    (functools.partial(failing, "register_full_backward_hook"), 2 * [(4, 4)]),
+    (functools.partial(failing, "register_forward_hook", trains=False), 2 * [(4, 0)]),
     (inference, [(1, 0), (3, 0), (3, 0), (3, 0)]),
 ]
 

@@ -66,7 +66,8 @@ class ProfileOptions(PhaseOptions):
     limit: int = attrs.field(default=5_000_000, validator=attrs.validators.ge(0))
 
 
-_SUMMED = ("calls", "seconds", "output_bytes", "saved_bytes", "seconds_min", "seconds_max")
+_ENDS = "seconds_min", "seconds_max"
+_SUMMED = "calls", "seconds", "output_bytes", "saved_bytes", "saved_unknown", *_ENDS
 """Figures of rows that groups of them sum up."""
 
 _MOST_SPANS = 4000
@@ -138,7 +139,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         self._ops: dict[str, OpDescription] = {}
         self._sources: dict[str, str] = {}
         self._written = WrittenBytes()
-        self._saved: dict[str, dict[int, int]] = {}
+        self._saved: dict[str, tuple[dict[int, int], int]] = {}
         self._deltas: dict[str, MemoryChange] = {}
         self._memory = MemoryUse()
         self._steps: tuple[list[tuple[float, float]], list[Mapping[str, Total]]] = [], []
@@ -246,7 +247,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         tensors on the CUDA device, or without one that of the process; null with ``memory=false``
         and in TensorFlow's graphs.
         Forward operators have ``output_bytes``, in graphs those of the last step, and
-        ``saved_bytes`` of the first execution.
+        ``saved_bytes`` of the first execution; ``saved_unknown`` counts tensors that hooks of the
+        program keep in a form without tensors.
         """
         totals, steps = self.timeline.totals(), self._per_step()
         rows = []
@@ -266,7 +268,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
             }
             if not op.forward:
                 row["output_bytes"] = self._written.of(op_id)
-                row["saved_bytes"] = sum(self._saved.get(op_id, {}).values())
+                sizes, row["saved_unknown"] = self._saved.get(op_id, ({}, 0))
+                row["saved_bytes"] = sum(sizes.values())
             rows.append(row)
         return with_steps(rows, steps, "calls")
 
@@ -275,13 +278,14 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
         ``garbage_collections`` are Python's, which are in the time of no operator.
         ``saved_bytes`` is what all operators together save for the backward pass; memory that
-        several of them save counts once.
+        several of them save counts once; a lower bound where ``saved_unknown`` is not 0.
         """
         rows = self.op_rows()
-        saved = {address: n for part in self._saved.values() for address, n in part.items()}
+        saved = {address: n for part, _ in self._saved.values() for address, n in part.items()}
         found: dict[str, Any] = {
             "calls": sum(row["calls"] for row in rows),
             "saved_bytes": sum(saved.values()),
+            "saved_unknown": sum(unknown for _, unknown in self._saved.values()),
             "garbage_collections": self.timeline.collections.calls,
             "garbage_collection_seconds": self.timeline.collections.seconds,
         }
@@ -313,7 +317,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
                 share_text(of["seconds"], total),
                 f"{1e6 * of['seconds'] / of['calls']:.1f}" if of["calls"] else "-",
                 format_short(of["output_bytes"], "B"),
-                format_short(of["saved_bytes"], "B"),
+                ("≥ " if of["saved_unknown"] else "") + format_short(of["saved_bytes"], "B"),
                 *(_spread(of, runs[name]) if has_steps(rows) else []),
             )
             for name, of in order

@@ -38,7 +38,8 @@ _ALL_SEEN = ", all seen as far as is known"
 
 
 def _steps(statistics: Statistics) -> str:
-    return f" in {plural(statistics.steps, 'step')}" if statistics.steps else ""
+    bound = "at least " if len(statistics.threads) > 1 else ""
+    return f" in {bound}{plural(statistics.steps, 'step')}" if statistics.steps else ""
 
 
 def describe_ops(statistics: Statistics) -> str:

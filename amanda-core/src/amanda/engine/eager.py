@@ -562,15 +562,17 @@ class EagerDriver(Driver):
         thread, points = self.thread, self.dispatcher.points
         continues = continues or thread.modules > 0
         told = () if thread.backward or thread.vanilla else points.backward_begins(continues)
+        failed = True
         thread.backward += 1
         try:
             yield
+            failed = False
         finally:
             thread.backward -= 1
             if not (thread.backward or thread.vanilla):
                 if not continues:
                     self.new_iteration()
-                points.backward_ends(told, continues)
+                points.backward_ends(told, continues, failed)
 
     def run_backward_operator(
         self,

@@ -5,7 +5,9 @@ forward pass after a backward pass; in inference the next call of the same outer
 backward pass outside of modules, without an optimizer, ends its iteration itself, unless its
 gradients are differentiated. Nothing tells where the forward pass of such functional code begins:
 it is what has run since the last iteration.
-Evaluations before, between and after steps of training belong to no iteration.
+Evaluations before, between and after steps of training belong to no iteration. Where a pass raises,
+its iteration begins again with the next forward pass; after a forward pass that has raised, a
+backward pass goes on with it.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class Iterations:
         # Backward passes that run now, and whether an optimizer has stepped in one, as in a hook.
         self._running, self._steps_within = 0, False
         self._is_training = False
-        self._has_gradients = False
+        self._has_gradients = self._has_failed = False
         self._first_ambiguous: int | None = None
         self._evaluated = 0
         self._called: dict[str, bool] = {}
@@ -68,6 +70,8 @@ class Iterations:
             will_step: True if an optimizer has its weights; asked once, where passes before the
                 first step could be iterations.
         """
+        if not self.forwards:
+            self._drop_failed()
         is_next = self._is_next(model, differentiates, will_step)
         self.forwards += 1
         if self.forwards > 1:
@@ -77,7 +81,7 @@ class Iterations:
             self._close(emit)
         if trains and not (self._is_open or self._has_gradients) and self._first_ambiguous is None:
             # An evaluation before training is not a step, but if no gradient follows at all, it is.
-            self._evaluated, self.count = self.count, 0
+            self._evaluated, self.count = self._evaluated + self.count, 0
         self._begun(emit, contiguous=self.end != ended)
         self._called[model] = trains
         self._has_modules = True
@@ -87,6 +91,18 @@ class Iterations:
             self._backwards += 1
             self._has_gradients = True
         return True
+
+    def forward_ends(self, failed: bool) -> bool:
+        """A call of an outermost module has ended; returns True if no other one runs."""
+        self.forwards = max(0, self.forwards - 1)
+        self._has_failed |= failed and not self.forwards
+        return not self.forwards
+
+    def _drop_failed(self) -> None:
+        """Forget the iteration in which a pass has raised: the next one has its number."""
+        if self._has_failed:
+            self._is_open = self._is_training = self._has_failed = self._steps_within = False
+            self._backwards, self._called = 0, {}
 
     def _is_next(self, model: str, differentiates: bool, will_step: Callable[[], bool]) -> bool:
         """True if a call of an outermost module that begins now begins another iteration.
@@ -118,14 +134,19 @@ class Iterations:
             continues: the forward pass goes on after it, with the gradients.
         """
         is_functional = not self._has_modules
+        self._has_failed = False
         self._begun(emit, contiguous=is_functional, begin=self.end if is_functional else 0.0)
         self._backwards += not continues
         self._running += 1
         self._is_training = self._has_gradients = True
 
-    def backward_ends(self, emit: Emit, continues: bool = False) -> None:
-        """A backward pass has ended."""
+    def backward_ends(self, emit: Emit, continues: bool = False, failed: bool = False) -> None:
+        """A backward pass has ended, or raised."""
         self._running -= 1
+        if failed and not continues:
+            self._has_failed = True
+            self._drop_failed()
+            return
         if self._steps_within and not self._running:
             self._steps_within = False
             self.optimizer_ends(emit)
@@ -157,7 +178,7 @@ class Iterations:
 
     def finish(self, emit: Emit) -> None:
         """The end of the scope: an iteration without an optimizer is complete."""
-        if self._is_open and not (self.forwards or self._trains):
+        if self._is_open and not (self.forwards or self._trains or self._has_failed):
             self._close(emit)
 
     def _close(self, emit: Emit) -> None:

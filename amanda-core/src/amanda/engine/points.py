@@ -13,6 +13,7 @@ rare and are always reported.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 Scopes = Sequence["LiveScope"]
 
-_NOTHING: Mapping[str, Any] = {}
+Facts = Mapping[str, Any]
+_NOTHING: Facts = {}
 
 
 class Points:
@@ -75,14 +77,13 @@ class Points:
         Yields a function: the caller passes the module's result to it, and gets that result back.
 
         Args:
-            target: the module.
-            inputs: what it is given.
+            target, inputs: the module, and what it is given.
             tensors_in: gives the tensors of `inputs` and of the result, in order.
             trains: of an outermost module, whether it is in training; None for others.
             place: ``module`` and ``id`` of :class:`~amanda.interface.points.PointContext`.
         """
         facts = cache(lambda: {"target": target, "inputs": tensors_in(inputs)})
-        is_wanted, outputs = self.wants_modules(scopes), None
+        is_wanted, outputs, failed = self.wants_modules(scopes), None, True
         told: Scopes = () if trains is None else scopes
 
         def returned(result: Any) -> Any:
@@ -96,11 +97,12 @@ class Points:
                 self.module(scopes, Point.MODULE_ENTRY, **place, **facts())
             try:
                 yield returned
+                failed = False
             finally:
                 if is_wanted:
                     self.module(scopes, Point.MODULE_EXIT, outputs=outputs, **place, **facts())
         finally:
-            self.forward_ends(told, place["id"], {"outputs": outputs})
+            self.forward_ends(told, place["id"], failed, {"outputs": outputs})
 
     def forward_begins(
         self,
@@ -122,7 +124,7 @@ class Points:
         try:
             for scope in scopes:
                 begun += 1
-                tell = partial(self._tell, scope)
+                tell = self._teller(scope)
                 begins = scope.iterations.forward_begins(
                     model, trains, tell, differentiates, partial(self._will_step, facts)
                 )
@@ -138,19 +140,18 @@ class Points:
     def _give_up_forward(self, told: Scopes) -> None:
         """The outermost module is not run, since a tool has raised where its call begins."""
         for scope in told:
-            scope.iterations.forwards = max(0, scope.iterations.forwards - 1)
+            scope.iterations.forward_ends(failed=True)
 
-    def forward_ends(self, told: Scopes, model: str, facts: Mapping[str, Any] = _NOTHING) -> None:
+    def forward_ends(self, told: Scopes, model: str, failed: bool, facts: Facts = _NOTHING) -> None:
         """The outermost module has returned, or raised.
 
         Args:
+            failed: it has raised.
             facts: ``outputs`` of the point, of a run of a graph ``target`` and ``inputs``, as far
                 as they are known.
         """
         for scope in told:
-            iterations = scope.iterations
-            iterations.forwards = max(0, iterations.forwards - 1)
-            if not iterations.forwards:
+            if scope.iterations.forward_ends(failed):
                 self._tell(scope, Point.FORWARD_END, id=model, **facts)
 
     def backward_begins(self, continues: bool = False) -> Scopes:
@@ -161,17 +162,17 @@ class Points:
         """
         scopes: Scopes = self._dispatcher.scopes()
         for scope in scopes:
-            tell = partial(self._tell, scope)
+            tell = self._teller(scope)
             scope.iterations.backward_begins(tell, continues)
             tell(Point.BACKWARD_BEGIN)
         return scopes
 
-    def backward_ends(self, told: Scopes, continues: bool = False) -> None:
-        """A backward pass has ended."""
+    def backward_ends(self, told: Scopes, continues: bool = False, failed: bool = False) -> None:
+        """A backward pass has ended, or raised."""
         for scope in told:
             tell = partial(self._tell, scope)
             tell(Point.BACKWARD_END)
-            scope.iterations.backward_ends(tell, continues)
+            scope.iterations.backward_ends(tell, continues, failed)
 
     def optimizer_begins(self) -> Scopes:
         """An optimizer begins a step; returns the scopes to notify at its end."""
@@ -214,6 +215,12 @@ class Points:
     def finish(self, scope: LiveScope) -> None:
         """A scope is about to end."""
         scope.iterations.finish(partial(self._tell, scope))
+
+    def _teller(self, scope: LiveScope) -> Callable[..., None]:
+        """What tells of points where a pass begins in this thread."""
+        if self._dispatcher.driver.runs_at_once:
+            scope.statistics.threads.add(threading.get_ident())
+        return partial(self._tell, scope)
 
     def _tell(self, scope: LiveScope, point: Point, **facts: Any) -> None:
         """Run the routines of a scope's tools at one point."""

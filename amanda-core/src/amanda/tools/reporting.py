@@ -29,7 +29,6 @@ import re
 import shutil
 import sys
 import textwrap
-import threading
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -130,7 +129,6 @@ class ReportingTool(Tool, Generic[OptionsT]):
         self._statistics: dict[int, Any] = {}
         self._has_gradients = False
         self._step_figures = StepFigures()
-        self._stepping: set[int] = set()
         self._noted_figures: Mapping[str, float] = {}
         self._noted_counts: _Counts = {}
         self.add_inst_for_iteration(self._begin_step)
@@ -165,6 +163,11 @@ class ReportingTool(Tool, Generic[OptionsT]):
         """The iterations of the program that have ended."""
         return self._step_figures.count
 
+    @property
+    def steps_overlap(self) -> bool:
+        """True if passes have begun in several threads: their steps have no figures."""
+        return any(len(of.threads) > 1 for of in self._statistics.values())
+
     def _begin_step(self, point: PointContext) -> None:
         # Nothing has run since the end of a step that this one follows.
         if not point.follows:
@@ -179,10 +182,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         )
 
     def _end_step(self, point: PointContext) -> None:
-        if point.runs_at_once:
-            self._stepping.add(threading.get_ident())
-        if len(self._stepping) > 1:
-            # Steps of several threads overlap: they have no figures.
+        if self.steps_overlap:
             self._step_figures = StepFigures()
             self._step_figures.count = point.iteration + 1
             return
@@ -276,17 +276,17 @@ class ReportingTool(Tool, Generic[OptionsT]):
     def summary_of_steps(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         """The part of the summary that the results of all tools have.
 
-        ``steps``, the iterations that have ended; ``phases``, of each phase the number of ``ops``
-        and the sums of :attr:`figures`; ``per_step``, the :meth:`running_figures` and
-        :meth:`momentary_figures` of the last step that has ended, with ``min`` and ``max`` of
-        figures that are not the same in all steps.
+        ``steps``, the iterations that have ended, None where threads overlap; ``phases``, of each
+        phase the number of ``ops`` and the sums of :attr:`figures`; ``per_step``, the
+        :meth:`running_figures` and :meth:`momentary_figures` of the last step that has ended, with
+        ``min`` and ``max`` of figures that are not the same in all steps.
         Nothing where the rows have no phases and no step was seen.
         """
         rows = list(rows)
         if rows and not self.steps and not any("phase" in row for row in rows):
             return {}
         return {
-            "steps": self.steps,
+            "steps": None if self.steps_overlap else self.steps,
             "phases": figures_by_phase(rows, self.figures),
             "per_step": self._step_figures.last(),
         }

@@ -220,16 +220,16 @@ class EagerModeDriver(TensorFlowEagerDriver):
             # A tape around this one differentiates the gradients.
             continues = not _internals.no_tape_records()
             told = self.dispatcher.points.backward_begins(continues) if tells else ()
-            outer = tracker.enter_backward()
+            outer, failed = tracker.enter_backward(), True
             try:
                 results = vanilla(tape, target, sources, *args, **kwargs)
+                failed = False
                 if tracker.sums and tracker.depth == 1 and not self.dispatcher.is_paused():
                     return self._gradients.summed(tracker, sources, results)
                 return results
             finally:
                 left = tracker.exit_backward(outer, continues)
-                if tells:
-                    self.dispatcher.points.backward_ends(told, continues)
+                self.dispatcher.points.backward_ends(told, continues, failed)
                 if left:
                     self.dispatcher.not_seen(_LEAF_SUMS, left)
                 if tracker.recomputation is not None:

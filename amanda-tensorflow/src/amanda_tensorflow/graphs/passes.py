@@ -49,7 +49,7 @@ class InnerPasses:
     def end(self, name: str, trains: bool, scopes: Sequence[LiveScope]) -> None:
         """Tell that it has ended."""
         self.running -= 1
-        self.points.forward_ends(scopes, name)
+        self.points.forward_ends(scopes, name, failed=False)
         if self.take() or trains:
             self.points.optimizer_ends(scopes)
 
@@ -72,7 +72,7 @@ class InnerPasses:
         self.has_stepped = False
         while self.running > 0:
             self.running -= 1
-            self.points.forward_ends(scopes, "")
+            self.points.forward_ends(scopes, "", failed=True)
 
 
 Facts = Mapping[str, Any]
@@ -189,7 +189,7 @@ class GraphRun:
         if has_run and self._count is not None:
             self._count()
         if self._name:
-            self._points.forward_ends(self._scopes, self._name, self._take())
+            self._points.forward_ends(self._scopes, self._name, not has_run, self._take())
             has_stepped = self._trains or (self._inner is not None and self._inner.take())
             if has_run and has_stepped:
                 self._points.optimizer_ends(self._scopes)

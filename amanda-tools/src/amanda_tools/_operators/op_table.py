@@ -214,7 +214,7 @@ _PREFIXES = tuple(" ".join(_TABLES["prefixes"].values()).split())
 
 def is_free(kind: str) -> bool:
     """Return True if a canonical type counts no floating-point operation."""
-    if row_of(kind.lstrip("_")).group:
+    if row_of(kind.lstrip("_").removesuffix("_backward")).group:
         return True
     return kind.startswith(_PREFIXES) or kind.endswith(("_dataset", "_summary"))
 

@@ -1,6 +1,7 @@
 """Tensors that autograd keeps for the backward pass of an operator; PyTorch only.
 
-``sum(saved_tensors(context).values())``, in an analysis that sees the outputs, are bytes.
+``sizes, unknown = saved_tensors(context)``, in an analysis that sees the outputs: bytes by address,
+and the number of tensors that hooks of the program keep in another form.
 """
 
 from __future__ import annotations
@@ -9,26 +10,28 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from amanda import OpContext
+from amanda.python.nested import leaves
 from amanda.tools.description import op_name
 from amanda_tools._internals import inside, may_be_batched, raw_saved_tensors
 from amanda_tools._values.shapes import byte_size
 
-HOOKED: Any = object()
-"""Stands for a tensor that a saved-tensors hook of the program keeps, as checkpoints do."""
+_CHECKPOINTS = "torch.utils.checkpoint"
+"""Its hooks keep nothing: what they stand for is computed again."""
 
 _MOST_NODES = 1000
 """Limit of autograd nodes per operator: most make a few, an LSTM some hundred."""
 
 
-def saved_tensors(context: OpContext) -> dict[int, int]:
+def saved_tensors(context: OpContext) -> tuple[dict[int, int], int]:
     """Return the memory that an operator keeps for its backward pass, parameters and their views
     aside.
 
     Call it in an analysis that sees the outputs.
 
     Returns:
-        Address of the memory to bytes. Empty where nothing is recorded, and for frameworks other
-        than PyTorch, which do not expose it.
+        Address of the memory to bytes, and for how many tensors it is not known what hooks of the
+        program keep. Nothing where nothing is recorded, and for frameworks other than PyTorch,
+        which do not expose it.
     """
     parameters = {
         _address(tensor)
@@ -36,16 +39,21 @@ def saved_tensors(context: OpContext) -> dict[int, int]:
         if tensor is not None and context.get_value(position) is not None
     }
     found: dict[int, int] = {}
-    for tensor in saved_items(context):
-        address = 0 if tensor is HOOKED else _address(tensor)
+    kept = list(leaves(list(saved_items(context))))
+    for tensor in kept:
+        address = _address(tensor)
         if address and address not in parameters:
             # Several views of one memory are saved once: the largest counts.
             found[address] = max(found.get(address, 0), byte_size(tensor) or 0)
-    return found
+    return found, sum(tensor is None for tensor in kept)
 
 
 def saved_items(context: OpContext) -> Iterator[Any]:
-    """Yield all tensors that an operator has saved; :data:`HOOKED` for one that a hook keeps."""
+    """Yield all tensors that an operator has saved.
+
+    For one that a hook of the program has packed, a list of the tensors that it keeps instead;
+    ``[None]`` where it keeps something else.
+    """
     inputs, outputs = context.get_inputs(), context.get_outputs() or ()
     name = op_name(context.get_op()).partition(".")[0]
     writes = name.endswith("_")
@@ -100,10 +108,17 @@ def _saved(node: Any) -> Iterator[Any]:
     """Yield what a node has saved, without calling unpack hooks."""
     for item in raw_saved_tensors(node):
         try:
-            yield HOOKED if item.unpack_hook is not None else item.data
+            yield item.data if item.unpack_hook is None else _packed(item)
         except RuntimeError:
             # The backward pass has freed it.
             continue
+
+
+def _packed(saved: Any) -> list[Any]:
+    """Return the tensors that a hook keeps for one; ``[None]`` where that is not known."""
+    found = [leaf for leaf in leaves(saved.data) if hasattr(leaf, "untyped_storage")]
+    is_checkpoint = getattr(saved.unpack_hook, "__module__", "") == _CHECKPOINTS
+    return found if found or is_checkpoint else [None]
 
 
 def _address(tensor: Any) -> int:

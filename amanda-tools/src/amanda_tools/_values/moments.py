@@ -66,8 +66,9 @@ this much where one bound is infinite."""
 class Moments:
     """Moments, extremes, zeros, saturation, dead units and a histogram of powers of two.
 
-    Means and variances are merged as in Chan, Golub and LeVeque (1979), without a sum of squares,
-    which would lose precision. Mean, deviation, extremes and histogram are of the finite elements.
+    Means and deviations are merged as in Chan, Golub and LeVeque (1979), without a sum of squares,
+    which would lose precision, and leave the range of float64 for large and small numbers. Mean,
+    deviation, extremes and histogram are of the finite elements.
 
     Attributes:
         bounds: lower and upper bound for :attr:`saturated`; None to count none.
@@ -92,7 +93,7 @@ class Moments:
     minimum: float = math.inf
     maximum: float = -math.inf
     _finite: int = 0
-    _squares: float = 0.0
+    _deviation: float = 0.0
     _bins: Array = attrs.field(
         factory=lambda: np.zeros((2, _LARGEST - _SMALLEST + 1), dtype=np.int64)
     )
@@ -126,7 +127,7 @@ class Moments:
         self.inf += other.inf
         self.saturated += other.saturated
         if other._finite:
-            self._combine(other._finite, other.mean, other._squares)
+            self._combine(other._finite, other.mean, other._deviation)
             self.minimum = min(self.minimum, other.minimum)
             self.maximum = max(self.maximum, other.maximum)
             self._bins += other._bins
@@ -163,14 +164,16 @@ class Moments:
                 chunk = chunk[np.isfinite(chunk)]
                 if not chunk.size:
                     continue
+            low, high = float(_MINIMUM(chunk)), float(_MAXIMUM(chunk))
             # float64 for all types: sums of many float32 elements would lose precision.
             wide = chunk.astype(np.float64)
+            if (unit := _unit(max(-low, high))) != 1:
+                wide /= unit
             mean = float(_SUM(wide) / wide.size)
             wide -= mean
-            squares = _squares(wide) if form is _FLOAT64 else float(_SUM(np.square(wide, out=wide)))
-            self._combine(wide.size, mean, squares)
-            self.minimum = min(self.minimum, float(_MINIMUM(chunk)))
-            self.maximum = max(self.maximum, float(_MAXIMUM(chunk)))
+            deviation = math.sqrt(_SUM(np.square(wide, out=wide)) / wide.size)
+            self._combine(wide.size, mean * unit, deviation * unit)
+            self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
 
     def _count_small(self, chunk: Array, small: int) -> None:
         """Count the zeros among elements whose exponent field is 0, of which there are `small`.
@@ -183,13 +186,13 @@ class Moments:
             tiny = chunk[np.abs(chunk) < np.finfo(chunk.dtype).tiny]
             self._bins[:, 0] += [(tiny < 0).sum(), (tiny > 0).sum()]
 
-    def _combine(self, count: int, mean: float, squares: float) -> None:
-        """Merge a count, a mean and a sum of squared deviations into the totals."""
-        total = self._finite + count
-        shift = mean - self.mean
-        self._squares += squares + shift * shift * self._finite * count / total
-        self.mean += shift * count / total
-        self._finite = total
+    def _combine(self, count: int, mean: float, deviation: float) -> None:
+        """Merge a count, a mean and a standard deviation into the totals."""
+        self._finite += count
+        share, shift = count / self._finite, mean - self.mean
+        old, new = math.sqrt(1 - share), math.sqrt(share)
+        self._deviation = math.hypot(self._deviation * old, deviation * new, shift * old * new)
+        self.mean += shift * share
 
     def _note_alive(self, alive: Array) -> None:
         """Note which units had an element other than zero."""
@@ -201,7 +204,7 @@ class Moments:
     @property
     def deviation(self) -> float:
         """Standard deviation (of the population) of the finite elements; NaN without any."""
-        return math.sqrt(self._squares / self._finite) if self._finite else math.nan
+        return self._deviation if self._finite else math.nan
 
     @property
     def sparsity(self) -> float:
@@ -284,10 +287,10 @@ class KnownMoments:
         return moments
 
 
-def _squares(numbers: Array) -> float:
-    """Return the sum of squares of float64 numbers; infinite if it overflows."""
-    with np.errstate(over="ignore"):
-        return float(_SUM(np.square(numbers)))
+def _unit(largest: float) -> float:
+    """Return 1, or a power of two near a number whose square is out of the range of float64."""
+    _, exponent = math.frexp(largest)
+    return math.ldexp(1.0, exponent - 1) if abs(exponent) > 400 else 1.0
 
 
 def _alive(values: Array, axis: int, zeros: int) -> Array:

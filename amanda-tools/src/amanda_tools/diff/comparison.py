@@ -148,8 +148,9 @@ def distance(ours: Array, theirs: Array) -> tuple[float, float, str]:
     largest = float(np.abs(difference).max()) if difference.size else 0.0
     if largest == 0:
         return 0.0, 0.0, "" if finite.all() else "not all finite, alike in both"
-    scale = float(np.linalg.norm(b[finite]))
-    error = float(np.linalg.norm(difference[finite]))
+    # In its units, squares stay in the range of float64.
+    unit = max(largest, float(np.abs(b[finite]).max(initial=0)))
+    scale, error = (float(np.linalg.norm(part[finite] / unit)) for part in (b, difference))
     return (error / scale if scale else math.inf), largest, ""
 
 

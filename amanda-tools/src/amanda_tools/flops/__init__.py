@@ -137,8 +137,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _note_pass(self, point: PointContext) -> None:
         # Where a pass in a graph begins its inputs are not known yet.
-        if point.runs_at_once == (point.point is Point.FORWARD_BEGIN):
-            self._samples.note(point)
+        is_known = point.runs_at_once == (point.point is Point.FORWARD_BEGIN)
+        (self._samples.note if is_known else self._samples.check)(point)
 
     def _begin_backward(self, point: PointContext) -> None:
         self._begins.append(self._totals["forward"].count)
@@ -423,7 +423,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             "flops": flops,
             "flops_backward": _flops_of(of_model, "backward"),
             # Of several threads one computes forward while a backward pass of another one runs.
-            "flops_recomputed": None if len(self._stepping) > 1 else self._recomputed,
+            "flops_recomputed": None if self.steps_overlap else self._recomputed,
             "elementwise": elementwise if self.options.elementwise else None,
             "macs": flops // 2,
             **self._memory_of(rows),

@@ -4,6 +4,7 @@
 
     samples = ModelSamples()
     samples.note(point)         # where a forward pass begins, in a graph where it ends
+    samples.check(point)        # where it ends, of operators that run at once
     samples.figures()           # {"samples": 96}; {} where those of a pass are not known
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from amanda.interface.points import PointContext
@@ -32,6 +33,7 @@ class ModelSamples:
         self._since = 0
         # By what the ids of the module begin with: another module may get its ``id()``.
         self._passes: dict[str, tuple[int, int | None]] = {}
+        self._given: dict[str, int] = {}
         self._order: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def take(self) -> int:
@@ -53,12 +55,12 @@ class ModelSamples:
         """Count a forward pass, where its inputs are known."""
         if self._samples is None or not _may_have_parameters(point.target):
             return
-        tensor = _first(point.inputs)
-        if tensor is None or not self._has_batch_first(point.target):
+        known = ((tensor, _sizes(tensor)) for tensor in point.inputs)
+        tensor, sizes = next((pair for pair in known if pair[1] != ()), (None, None))
+        if not sizes or not self._has_batch_first(point.target):
             self._samples = self._tokens = None
             return
-        # The axes of torch.vmap come first.
-        sizes = (*batch_of([tensor]).values(), *shape_of(tensor))
+        self._given[point.id] = sizes[0]
         self._since = max(self._since, sizes[0])
         # Token ids are integers, which select rows of an embedding.
         dtype = str(getattr(tensor, "dtype", ""))
@@ -69,6 +71,16 @@ class ModelSamples:
         if tokens is not None:
             tokens = tokens + sizes[0] * sizes[1] if is_tokens else None
         self._passes[point.id] = samples + sizes[0], tokens
+
+    def check(self, point: PointContext) -> None:
+        """Leave the figures out where a pass ends whose outputs are of another number of samples.
+
+        Several rows of its input may be one sample, such as the nodes of a graph.
+        """
+        given = self._given.pop(point.id, 0)
+        sizes = [size for tensor in point.outputs or () for size in _sizes(tensor) or ()]
+        if given and sizes and all(size % given for size in sizes):
+            self._samples = self._tokens = None
 
     def figures(self) -> Mapping[str, int]:
         """Return the numbers of ``samples`` and ``tokens`` so far, each if it is known."""
@@ -95,12 +107,10 @@ def _is_of_torch(module: Any) -> bool:
     return torch is not None and isinstance(module, torch.nn.Module)
 
 
-def _first(tensors: Sequence[Any]) -> Any:
-    """Return the first tensor that has axes; None without one, and for a nested tensor."""
-    for tensor in tensors:
-        try:
-            if shape_of(tensor):
-                return tensor
-        except (RuntimeError, TypeError, ValueError):
-            return None
-    return None
+def _sizes(tensor: Any) -> tuple[int, ...] | None:
+    """Return the sizes of a tensor, those of ``torch.vmap`` first; None if they are unknown, as of
+    a nested tensor."""
+    try:
+        return (*batch_of([tensor]).values(), *shape_of(tensor))
+    except (LookupError, RuntimeError, TypeError, ValueError):
+        return None

@@ -35,6 +35,7 @@ class MeasuredOp:
         inputs: pieces that it reads, those of parameters aside.
         made: pieces that it allocates: outputs, and tensors that only its backward pass reads.
         saved: pieces kept for its backward operators.
+        unknown: tensors that hooks of the program keep in another form.
         obstacle: why it cannot be run again; "" if it can.
         is_random: it draws random numbers.
         changes: ids of the operators that change its outputs in place, in order.
@@ -45,6 +46,7 @@ class MeasuredOp:
     inputs: list[int] = attrs.field(factory=list)
     made: list[int] = attrs.field(factory=list)
     saved: frozenset[int] = frozenset()
+    unknown: int = 0
     obstacle: str = ""
     is_random: bool = False
     changes: list[str] = attrs.field(factory=list)

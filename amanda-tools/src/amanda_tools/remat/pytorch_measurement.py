@@ -16,9 +16,10 @@ import attrs
 import torch
 
 from amanda import OpContext
+from amanda.python.nested import leaves
 from amanda.tools.description import describe, op_name
 from amanda_tools._internals import no_overrides, version_of, writes_into_tensors
-from amanda_tools._operators.saved_tensors import HOOKED, saved_items
+from amanda_tools._operators.saved_tensors import saved_items
 from amanda_tools._timelines.memory import synchronize
 from amanda_tools.remat import recorded_runs as runs
 from amanda_tools.remat.plan import MeasuredOp
@@ -214,10 +215,10 @@ class TorchMeasurement:
             if tensor is not None and context.get_value(index) is not None
         }
         found = list(saved_items(context))
-        if any(item is HOOKED for item in found):
+        if any(isinstance(item, list) for item in found):
             step.obstacle = "a hook of the program keeps what it saves"
-            return frozenset()
-        kept = [t for t in found if id(runs.storage_of(t)) not in constants]
+            step.unknown = sum(tensor is None for tensor in leaves(found))
+        kept = [t for t in leaves(found) if id(runs.storage_of(t)) not in constants]
         pieces = frozenset(p for p in map(self._piece, kept) if p is not None)
         # Memory that no operator has read or made before belongs to this operator alone.
         step.made = [*step.made, *sorted(pieces - self._met)]
@@ -241,8 +242,8 @@ class TorchMeasurement:
         self, context: OpContext, step: MeasuredOp, random: Sequence[torch.Tensor]
     ) -> None:
         tensors, outputs = context.get_inputs(), context.get_outputs() or ()
-        if any(item is HOOKED for item in saved_items(context)):
-            step.obstacle = "a hook of the program keeps what it saves"
+        if any(isinstance(item, list) for item in saved_items(context)):
+            step.saved = self._saved(context, step)
             return
         function, names = context.get_function(), context.get_input_names()
         inputs = [_again(*pair) for pair in zip(names, tensors, strict=True)]

@@ -185,6 +185,12 @@ class RematTool(PrintingTool[RematOptions]):
         budget = self.options.to_bytes(memory.size(memory.kept(())))
         return make_plan(memory, budget, allowed)
 
+    def not_seen(self) -> dict[str, int]:
+        """The executions that were not seen, and the tensors that are kept unseen."""
+        unknown = sum(step.unknown for step in self._ops)
+        kept = {"tensors that hooks of the program keep in another form": unknown}
+        return {**super().not_seen(), **(kept if unknown else {})}
+
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per operator that allocates or keeps memory.
 
@@ -240,6 +246,7 @@ class RematTool(PrintingTool[RematOptions]):
         """Yield tables of the figures, and of operators by the memory kept of them."""
         found = self.summary()
         is_met = "is met" if found["is_met"] else "cannot be met"
+        is_met += ", as far as is known" if self.not_seen() else ""
         state = "applied" if found["is_applied"] else "planned only"
         size = functools.partial(format_short, unit="B")
         title = f"remat: {found['recomputed']} ops are run again ({state}); the budget {is_met}"

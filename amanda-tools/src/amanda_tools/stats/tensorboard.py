@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import math
 import os
 import socket
 import time
@@ -91,12 +92,13 @@ def _histogram(summary_pb2: Any, watched: WatchedTensor) -> Any:
     """Return the elements of a tensor over the whole run, as TensorBoard's message."""
     moments, bins = watched.moments, watched.moments.histogram()
     count = sum(int(n) for _, _, n in bins)
+    size = math.hypot(moments.deviation, moments.mean)
     return summary_pb2.HistogramProto(
         min=moments.minimum,
         max=moments.maximum,
         num=count,
         sum=moments.mean * count,
-        sum_squares=(moments.deviation**2 + moments.mean**2) * count if count else 0.0,
+        sum_squares=size * size * count if count else 0.0,
         bucket_limit=[high for _, high, _ in bins],
         bucket=[n for _, _, n in bins],
     )

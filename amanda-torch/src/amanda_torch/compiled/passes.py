@@ -66,7 +66,7 @@ class Passes:
         facts: functools.partial[Any] = functools.partial(dict, target=module)
         dispatcher.points.forward_begins(scopes, model, trains, facts=facts)
 
-    def end(self) -> None:
+    def end(self, failed: bool = False) -> None:
         """Tell of the end of the forward pass, if one has begun."""
         begun, self.begun = self.begun, None
         if begun is None:
@@ -75,13 +75,13 @@ class Passes:
             computed = [tensor for ref in self._computed if (tensor := ref()) is not None]
             self._computed = []
             self._interceptor.note_results(computed)
-        self._interceptor.executor.claimer.dispatcher.points.forward_ends(*begun)
+        self._dispatcher.points.forward_ends(*begun, failed)
 
     def give_up(self) -> None:
         """End it, and the calls in it, where the run has raised; harmless where it has not."""
         while self.entered:
             self.leave(None)
-        self.end()
+        self.end(failed=True)
 
     # -- calls of modules, where tools have routines at them ---------------
 

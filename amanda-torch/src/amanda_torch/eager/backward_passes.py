@@ -89,14 +89,15 @@ class BackwardPasses:
         listening = interceptor.is_listening()
         points = self._dispatcher.points
         is_covered = not interceptor.stale or interceptor.refresh()
-        tells = outermost and interceptor.tells
         continues = continues or interceptor.frame.phase is None
-        begun = points.backward_begins(continues) if tells else ()
+        begun = points.backward_begins(continues) if outermost and interceptor.tells else ()
         if not listening:
             interceptor.enter()
+        failed = True
         try:
             with notes_dropped():
                 yield
+            failed = False
         finally:
             if not listening:
                 interceptor.exit()
@@ -108,5 +109,4 @@ class BackwardPasses:
                 interceptor.new_iteration()
             elif outermost:
                 interceptor.has_continued = True
-            if tells:
-                points.backward_ends(begun, continues)
+            points.backward_ends(begun, continues, failed)

@@ -151,8 +151,8 @@ class ReportedCall(NamedCall):
         try:
             if self._has_begun:
                 self._tracker.note_results(outputs or ())
-                facts = {"outputs": outputs}
-                self._dispatcher.points.forward_ends(self._scopes, self._frame.path, facts)
+                told, facts = (self._scopes, self._frame.path), {"outputs": outputs}
+                self._dispatcher.points.forward_ends(*told, outputs is None, facts)
         finally:
             super().__exit__()
 

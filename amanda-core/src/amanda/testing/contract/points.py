@@ -83,8 +83,8 @@ class PointTests(ContractTests):
 
     @requires(Capability.MODULES)
     def test_modules_are_left_where_an_operator_raises(self) -> None:
-        """Each module that was entered is left, the innermost one first."""
-        tool, open_modules = Tool(), list[str]()
+        """Each module that was entered is left, the innermost one first; there is no iteration."""
+        tool, open_modules, ended = Tool(), list[str](), list[PointContext]()
 
         def fail(*tensors: Any) -> None:
             raise ValueError("on purpose")
@@ -98,6 +98,7 @@ class PointTests(ContractTests):
             ),
             exit=True,
         )
+        tool.add_inst_for_iteration(ended.append, end=True)
         failing = self.probe("linear", before=inserting(before_op=fail))
         program = self.fw.program(self.fw.model(W), X)
         with self.apply(tool, failing):
@@ -105,6 +106,7 @@ class PointTests(ContractTests):
                 with pytest.raises(ValueError, match="on purpose"):
                     program.run()
                 assert open_modules == []
+        assert ended == []
 
     @requires(Capability.MODULES)
     @pytest.mark.parametrize("place", ["forward pass", "module"])

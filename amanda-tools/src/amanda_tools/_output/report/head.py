@@ -59,14 +59,15 @@ def program_of(report: RunReport) -> str:
 def main_figures(tools: Sequence[ToolReport], model: ModelView | None) -> dict[str, str]:
     """Return the main figures of all tools, by name."""
     found: dict[str, str] = {}
-    is_bound = any(summary_of(tool).get("bound") for tool in tools)
+    bounds = {"flops": "bound", "saved_bytes": "saved_unknown"}
     is_unseen = any(summary_of(tool).get("not_seen") for tool in tools)
     if model is not None:
         for figure in model.figures:
             if figure.over or figure.key == "not_finite":
                 continue
             parts = [model.total(figure.key, way) for way in ("forward", "backward")]
-            least = is_unseen or (figure.key == "flops" and is_bound)
+            bound = bounds.get(figure.key, "")
+            least = is_unseen or any(summary_of(tool).get(bound) for tool in tools)
             spread = _range(tools, figure.key)
             found.update(_figure(figure, parts, model.steps, spread, "≥ " if least else ""))
     for tool in tools:
