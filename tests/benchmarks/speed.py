@@ -287,8 +287,8 @@ def tensorflow_eager(training: bool) -> list[Comparison]:
 
     checked = Program(step, check_numerics)
     return [
-        Comparison("watched", watched, vanilla, 1.05 if training else 1.03),
-        Comparison("trace", under("trace"), vanilla, 1.3 if training else 1.15),
+        Comparison("watched", watched, vanilla, 1.20),
+        Comparison("trace", under("trace"), vanilla),
         Comparison("nan", under("nan"), vanilla),
         Comparison("peer: tf.debugging.enable_check_numerics", checked, vanilla),
     ]
