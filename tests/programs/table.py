@@ -1,8 +1,7 @@
-"""The tables of amanda-core/docs/programs.md: a line for each program, with versions and date."""
+"""The tables of amanda-core/docs/programs.md: a line for each program, with versions."""
 
 from __future__ import annotations
 
-import datetime
 import re
 from pathlib import Path
 
@@ -11,10 +10,7 @@ from tests.programs.processes import Row
 
 DOCUMENT = Path(__file__).parents[2] / "amanda-core" / "docs" / "programs.md"
 
-_HEAD = (
-    "| program | packages | operators, forward + backward | values | result | date |\n"
-    "|---|---|---|---|---|---|"
-)
+_HEAD = "| program | packages | operators, forward + backward | result |\n|---|---|---|---|"
 
 
 def line(row: Row) -> str:
@@ -22,15 +18,14 @@ def line(row: Row) -> str:
     names = ", ".join(f"{name} {number}" for name, number in row.versions().items())
     cells = [f"`{row.program.name}`", names]
     if row.result is None:
-        cells += ["", "", "failed"]
+        cells += ["", "failed"]
     else:
         counts = f"{row.result.forward:,} + {row.result.backward:,}"
         missing = [f"{n:,} {reason}" for reason, n in row.result.not_seen.items()]
         cells.append(f"{counts}; not seen: {', '.join(missing)}" if missing else counts)
-        cells.append(f"{row.result.values:,}")
         watched, identity = (_verdict(row.result, run) for run in ("count,flops", "identity"))
         cells.append(watched if identity == "identical" else f"{watched}; identity: {identity}")
-    return "| " + " | ".join([*cells, f"{datetime.date.today()}"]) + " |"
+    return "| " + " | ".join(cells) + " |"
 
 
 def _verdict(result: Result, run: str) -> str:

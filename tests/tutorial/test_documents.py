@@ -15,10 +15,8 @@ from tests.tutorial import documents
 
 DOCUMENTS = [
     "README.md",
-    "amanda-core/README.md",
     "amanda-core/docs/tutorial.md",
     "amanda-core/docs/writing-a-tool.md",
-    "amanda-core/docs/messages.md",
     "amanda-core/docs/writing-a-driver.md",
     "amanda-core/docs/contract-kit.md",
     "amanda-torch/docs/driver.md",
