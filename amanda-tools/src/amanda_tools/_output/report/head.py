@@ -60,14 +60,18 @@ def main_figures(tools: Sequence[ToolReport], model: ModelView | None) -> dict[s
     """Return the main figures of all tools, by name."""
     found: dict[str, str] = {}
     bounds = {"flops": "bound", "saved_bytes": "saved_unknown"}
-    is_unseen = any(summary_of(tool).get("not_seen") for tool in tools)
+    # Of summary, those of its models.
+    summaries = [summary_of(tool) for tool in tools]
+    of_models = [of for summary in summaries for of in mapping_of(summary.get("models")).values()]
+    bounded = [*summaries, *map(mapping_of, of_models)]
+    is_unseen = any(summary.get("not_seen") for summary in summaries)
     if model is not None:
         for figure in model.figures:
             if figure.over or figure.key == "not_finite":
                 continue
             parts = [model.total(figure.key, way) for way in ("forward", "backward")]
             bound = bounds.get(figure.key, "")
-            least = is_unseen or any(summary_of(tool).get(bound) for tool in tools)
+            least = is_unseen or any(summary.get(bound) for summary in bounded)
             spread = _range(tools, figure.key)
             found.update(_figure(figure, parts, model.steps, spread, "≥ " if least else ""))
     for tool in tools:
