@@ -184,9 +184,11 @@ def _without_equal(
     for i, column in enumerate(columns):
         values = column.get("texts") or column.get("values") or [None]
         is_long = len(str(values[0])) > _LONGEST_EQUAL
-        if i == 0 or rows < _FEWEST_EQUAL or is_long or any(v != values[0] for v in values):
+        is_at_head = column["name"] == "namespace"
+        is_short = rows < _FEWEST_EQUAL and not is_at_head
+        if i == 0 or is_short or is_long or any(v != values[0] for v in values):
             kept.append(column)
-        elif values[0] not in (None, *_NOTHING):
+        elif values[0] not in (None, *_NOTHING) and not is_at_head:
             name = f"{column.get('tool', '')} {column['name']}".lstrip()
             equal.append((name, _value_text(values[0], column.get("unit", ""))))
     return kept, equal
@@ -279,7 +281,8 @@ def _tensors(value: Any) -> Any:
 
 def _are_handles(value: Any) -> bool:
     """True of tensors without a text: handles of variables and iterators."""
-    return isinstance(value, (list, tuple)) and all(map(_tensors, value))
+    is_list = isinstance(value, (list, tuple))
+    return is_list and all(isinstance(item, Mapping) and "dtype" in item for item in value)
 
 
 def _is_word(value: Any) -> bool:

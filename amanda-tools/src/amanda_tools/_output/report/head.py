@@ -60,23 +60,26 @@ def main_figures(tools: Sequence[ToolReport], model: ModelView | None) -> dict[s
     """Return the main figures of all tools, by name."""
     found: dict[str, str] = {}
     bounds = {"flops": "bound", "saved_bytes": "saved_unknown"}
-    # Of summary, those of its models.
-    summaries = [summary_of(tool) for tool in tools]
-    of_models = [of for summary in summaries for of in mapping_of(summary.get("models")).values()]
-    bounded = [*summaries, *map(mapping_of, of_models)]
-    is_unseen = any(summary.get("not_seen") for summary in summaries)
+    is_unseen = any(summary_of(tool).get("not_seen") for tool in tools)
     if model is not None:
         for figure in model.figures:
             if figure.over or figure.key == "not_finite":
                 continue
             parts = [model.total(figure.key, way) for way in ("forward", "backward")]
             bound = bounds.get(figure.key, "")
-            least = is_unseen or any(summary.get(bound) for summary in bounded)
+            least = is_unseen or any(_is_told(tool, bound) for tool in tools)
             spread = _range(tools, figure.key)
             found.update(_figure(figure, parts, model.steps, spread, "≥ " if least else ""))
     for tool in tools:
         found.update(_special(tool, model))
     return found
+
+
+def _is_told(tool: ToolReport, key: str) -> bool:
+    """True if the summary of a tool, or of one of its models, has something by a key."""
+    summary = summary_of(tool)
+    of_models = map(mapping_of, mapping_of(summary.get("models")).values())
+    return any(found.get(key) for found in (summary, *of_models))
 
 
 def _figure(

@@ -6,7 +6,7 @@ const BOX = { width: 178, height: 52 }, PADDING = 14, TITLE = 26, TITLE_ROOM = 2
 // So many nodes and edges are drawn all the time. Of more, those in sight are and, to move without
 // a gap, those around, as far as they are not too small to be seen (in pixels); of a great many, to
 // be read.
-const FONT = 11, FINER = 1.15, LEAST_ZOOM = 0.02, NARROW_CANVAS = 480, ALWAYS_DRAWN = 500, AROUND = 0.4, SEEN = 2, READ = 6, MANY = 1000;
+const FONT = 11, FINER = 1.08, LEAST_ZOOM = 0.02, NARROW_CANVAS = 480, ALWAYS_DRAWN = 500, AROUND = 0.4, SEEN = 2, READ = 6, MANY = 1000;
 
 function around(points) {
   const xs = points.map(({ x }) => x), ys = points.map(({ y }) => y);
@@ -321,9 +321,10 @@ class Graph {
     const box = this.boxes.get(i), { isOpen, depth } = box;
     const node = model.nodes[i];
     const { shift, letters } = isOpen ? this.title(box, this.crossed.get(i) ?? []) : { shift: 0, letters: 26 };
-    const lines = [model.label(i)];
+    const lines = [isOpen ? model.label(i) : node[NAME]];
     if (!isOpen) {
-      if (node[SHAPE]) lines.push(node[SHAPE]);
+      if (model.repeats(i) > 1) lines.push(`sum of ${model.repeats(i)}`);
+      else if (node[SHAPE]) lines.push(node[SHAPE]);
       else if (node[TYPE] && node[TYPE] !== node[NAME]) lines.push(node[TYPE]);
       const cost = model.figure >= 0 ? model.text(i, model.figure) : "";
       if (cost && cost !== "0") lines.push(cost);

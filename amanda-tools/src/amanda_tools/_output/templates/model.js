@@ -139,7 +139,7 @@ class Model {
 
   label(i) {
     const node = this.nodes[i];
-    return this.repeats(i) > 1 ? `${node[NAME]}  ·  sum of ${this.repeats(i)}` : node[NAME];
+    return this.repeats(i) > 1 ? `${node[NAME]} ×${this.repeats(i)}` : node[NAME];
   }
 
   // Open modules level by level as long as few nodes are to be seen; those of operators stay closed.
