@@ -121,7 +121,7 @@ def test_all_tools_have_one_tree_one_table_and_one_chart_area(page: Page) -> Non
     assert {"flops\nflops, FLOP", "time\nprofile, s", "mean\nstats"} <= heads
     assert not any(element.is_displayed() for element in page.all("details.tool .grid"))
     assert sum(area.is_displayed() for area in page.all(".charts")) == 1
-    assert page.browser.execute_script("return document.documentElement.scrollHeight") < 3000
+    assert page.browser.execute_script("return document.documentElement.scrollHeight") < 4000
 
 
 def test_a_summary_alone_has_figures_tree_and_graph(
@@ -155,7 +155,7 @@ def test_the_graph_opens_to_the_full_window(page: Page) -> None:
     told = {"inputs": "2×3×8×8 f32", "attributes": "stride", "source": "program.py:"}
     assert all(text in details[details.index(name) + 1] for name, text in told.items())
     page.all(".divider")[0].send_keys(Keys.ARROW_LEFT)
-    assert page.browser.execute_script(full)[1][0] == pytest.approx(canvas[0] - 40, abs=8)
+    assert page.browser.execute_script(full)[1][0] == pytest.approx(canvas[0] - 40, abs=3)
     page.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
     assert page.browser.execute_script(full)[0][0] < window[0]
 
@@ -528,7 +528,7 @@ def test_tables_fit_the_page_and_begin_with_figures(page: Page) -> None:
         WebDriverWait(page.browser, 30).until(lambda browser: browser.execute_script(fits))
     finally:
         page.browser.set_window_size(1300, 1000)
-    below = [line.text for line in page.all(".equal") if line.text]
+    below = [line.text for line in page.all(".equal", page.section("stats"))]
     assert "Equal in all rows: " in " ".join(below)
 
 

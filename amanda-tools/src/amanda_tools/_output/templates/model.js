@@ -262,20 +262,21 @@ class ModelView {
   // Let the reader move the line between the graph and what stands beside it.
   divide(line) {
     const views = line.parentElement;
-    const move = (x) => {
-      const { left, width } = views.getBoundingClientRect();
-      const place = Math.min(Math.max(x - left, LEAST_SIDE), width - LEAST_SIDE);
-      views.style.setProperty(views.classList.contains("full") ? "--graph" : "--tree", `${Math.round(place)}px`);
-      line.setAttribute("aria-valuenow", Math.round(100 * place / width));
+    const isFull = () => views.classList.contains("full");
+    const first = () => views.querySelector(isFull() ? ".drawing" : ".tree").getBoundingClientRect();
+    const move = (wanted) => {
+      const width = Math.min(Math.max(wanted, LEAST_SIDE), views.clientWidth - LEAST_SIDE);
+      views.style.setProperty(isFull() ? "--graph" : "--tree", `${Math.round(width)}px`);
+      line.setAttribute("aria-valuenow", Math.round(100 * width / views.clientWidth));
       this.graph.cy.resize();
     };
     line.addEventListener("pointerdown", (event) => line.setPointerCapture(event.pointerId));
-    line.addEventListener("pointermove", (event) => line.hasPointerCapture(event.pointerId) && move(event.clientX));
+    line.addEventListener("pointermove", (event) => line.hasPointerCapture(event.pointerId) && move(event.clientX - first().left - line.clientWidth / 2));
     line.addEventListener("keydown", (event) => {
       const step = { ArrowLeft: -40, ArrowRight: 40 }[event.key];
       if (!step) return;
       event.preventDefault();
-      move(line.getBoundingClientRect().left + step);
+      move(first().width + step);
     });
   }
 
