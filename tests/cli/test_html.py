@@ -217,7 +217,7 @@ def test_one_call_writes_the_page_of_tools(tmp_path: Path) -> None:
     page = path.read_text()
     assert "<title>count, Own, Own-2</title>" in page
     assert "&lt;own&gt;" in page
-    assert column(tables(page)["operators"], "id") == ["/mul:0"]
+    assert column(tables(page)["Operators"], "id") == ["/mul:0"]
     amanda.report(tools[1], path)
     assert "<title>Own</title>" in path.read_text()
 

@@ -343,9 +343,9 @@ class Report:
 
 def _graph_tool(tools: Sequence[Tool]) -> Any:
     """Create the tool that records the graph; None if one of the run does, or none is installed."""
-    if "trace" not in available() or any(isinstance(tool, load("trace")) for tool in tools):
-        return None
-    return load("trace")(**{"limit": 0})
+    cls: Any = load("trace") if "trace" in available() else None
+    is_needed = cls is not None and not any(isinstance(tool, cls) for tool in tools)
+    return cls(limit=0) if is_needed else None
 
 
 def _print_summary(named: NamedTool, out: TextIO) -> None:
