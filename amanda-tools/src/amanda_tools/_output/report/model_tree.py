@@ -13,7 +13,6 @@ parent of the kind ``repeat``: the browser shows them once, with a count.
 
 from __future__ import annotations
 
-import collections
 import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -240,13 +239,11 @@ def _has_some(figure: Figure, ops: Mapping[str, ModelOp]) -> bool:
 
 def _add_sums(
     node: TreeNode, known: Mapping[str, Mapping[str, Any]], keys: Collection[str]
-) -> collections.Counter[str]:
+) -> dict[str, float]:
     """Give modules what their rows have more than all below them; return the sums of a node."""
-    sums = collections.Counter[str]()
-    for child in node.children:
-        sums.update(_add_sums(child, known, keys))
-    for op in [node.op, *node.ops] if node.op is not None else ():
-        sums.update({key: op.values.get(key, 0) for key in keys})
+    parts = [_add_sums(child, known, keys) for child in node.children]
+    parts += [op.values for op in (node.op, *node.ops) if op is not None]
+    sums = {key: sum(part.get(key, 0.0) for part in parts) for key in keys}
     row = known.get(node.details["path"], {}) if node.kind == "module" else {}
     for key in keys:
         if (whole := number_of(row.get(_OF_MODULES[key]))) is not None:
