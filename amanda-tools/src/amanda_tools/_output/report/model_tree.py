@@ -103,8 +103,8 @@ class ModelView:
         backward = [[op.id, op.type, *values] for op, values in zip(node.ops, figures, strict=True)]
         row = [node.parent, node.kind, node.name, node.type, node.shape]
         if node.op is None:
-            row += [node.details] if node.details or node.values else []
-            return [*row, self._values(node.values)] if node.values else row
+            values = [self._values(node.values)] if node.values else []
+            return [*row, node.details, *values] if node.details else row
         own = self._values(node.op.values)
         whole = run_text(node.op)
         details = {"id": node.op.id, **node.details, **({"whole run": whole} if whole else {})}
@@ -229,12 +229,10 @@ def _figures(
             name = "forward FLOPs" if figure.key == "flops" else figure.name
             tool = next(name for name, found in rows.items() if found)
             yield attrs.evolve(figure, name=name, per_step=False, tool=tool)
-        elif figure.key in givers and (figure.key not in _NOT_ZERO or _has_some(figure, ops)):
-            yield attrs.evolve(figure, tool=givers[figure.key])
-
-
-def _has_some(figure: Figure, ops: Mapping[str, ModelOp]) -> bool:
-    return any(op.values.get(figure.key) for op in ops.values())
+        elif figure.key in givers:
+            has_some = any(op.values.get(figure.key) for op in ops.values())
+            if has_some or figure.key not in _NOT_ZERO:
+                yield attrs.evolve(figure, tool=givers[figure.key])
 
 
 def _add_sums(
