@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 from tests.running import run_python
@@ -67,8 +68,23 @@ class Page:
         return (inside or self.browser).find_elements(By.CSS_SELECTOR, selector)
 
     def section(self, name: str) -> WebElement:
-        """The part of the page that one tool has."""
-        [found] = [part for part in self.all("section.tool") if part.text.split("\n")[0] == name]
+        """The part of the page that one tool has, opened."""
+        [found] = [e for e in self.all("details.tool") if self.all("h2", e)[0].text == name]
+        if found.get_attribute("open") is None:
+            self.all("summary", found)[0].send_keys(Keys.ENTER)
+        return found
+
+    def chart(self, title: str) -> WebElement:
+        """The first chart whose title begins so, in the tab that is chosen for it."""
+        figures = self.all("figure.chart")
+        found = next(f for f in figures if f.get_attribute("textContent").strip().startswith(title))
+        choose = "document.getElementById(arguments[0].parentElement.id.replace('c', 't'))?.click()"
+        self.browser.execute_script(choose, found)
+        return found
+
+    def operators(self) -> WebElement:
+        """The table of operators."""
+        [found] = self.all("#operators .grid")
         return found
 
     def grid(self, tool: str, title: str) -> WebElement:
@@ -79,7 +95,7 @@ class Page:
 
     def column(self, grid: WebElement, name: str) -> list[str]:
         """The whole texts of one column, of the rows that are in the document."""
-        names = [head.text for head in self.all("th", grid)]
+        names = [head.text.split("\n")[0] for head in self.all("th", grid)]
         return self.browser.execute_script(
             "return [...arguments[0].querySelectorAll('tr.row')]"
             ".map(row => row.cells[arguments[1]])"
@@ -94,9 +110,9 @@ class Page:
         return list(self.browser.execute_script(rows, grid))
 
     def head(self, grid: WebElement, name: str) -> WebElement:
-        """The head of a column."""
-        [found] = [head for head in self.all("th", grid) if head.text == name]
-        return found
+        """The head of a column: by its name, or by that and the line of its tool."""
+        heads = [h for h in self.all("th", grid) if name in (h.text, h.text.split("\n")[0])]
+        return heads[0]
 
     def press(self, grid: WebElement, name: str) -> None:
         """Click on the head of a column."""

@@ -80,12 +80,12 @@ ALL = {
     ),
     "time-line": Picture("profile", "figure.chart.spans", height=600),
     "diff": Picture(
-        *("diff:reference=before", "section.tool", "train.py"),
+        *("diff:reference=before", "#charts, .tool", "train.py"),
         before="diff",
         edit=("nn.BatchNorm2d(8)", "nn.BatchNorm2d(8, eps=1e-2)"),
     ),
     **{
-        name: Picture(tools, "section.tool", script)
+        name: Picture(tools, "#charts, .tool", script)
         for name, tools, script in (
             ("coverage", "coverage", "vit.py"),
             ("flops", "flops", "vit.py"),
@@ -137,8 +137,8 @@ def shoot(browser: webdriver.Chrome, picture: Picture, page: Path) -> Image.Imag
             "const element = document.querySelector(arguments[0]);"
             "element.scrollIntoView();"  # charts are drawn when they come into sight
             "const box = element.getBoundingClientRect(), margin = 16;"
-            # A tool's section begins with a line that ends the one before it.
-            "const top = element.tagName === 'SECTION' ? margin : -margin;"
+            # A part begins with a line that ends the one before it.
+            "const top = element.matches('section, details') ? margin : -margin;"
             "return {x: box.x - margin, y: box.y + scrollY + top, width: box.width + 2 * margin,"
             " height: Math.min(box.height + margin - top, arguments[1])}",
             picture.element,

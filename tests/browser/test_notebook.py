@@ -47,7 +47,7 @@ def test_outputs_of_one_notebook_leave_it_and_each_other_alone(
     for frame in page.all("iframe"):
         page.browser.switch_to.frame(frame)
         assert len(page.all(".tree table")) == 1
-        seen.append([head.text for head in page.all("section.tool > h2")])
+        seen.append([head.text for head in page.all("details.tool h2")])
         rows = page.all(".tree tr.row")
         rows[0].click()
         assert len(page.all(".tree tr.row")) < len(rows)

@@ -106,17 +106,67 @@ def in_order(page: Page, texts: list[str]) -> list[str]:
 
 def test_it_needs_nothing_from_outside_and_says_nothing(page: Page) -> None:
     """No request, no message on the console, and every tool has its part."""
-    heads = [head.text for head in page.all("section.tool > h2")]
+    heads = [head.text for head in page.all("details.tool h2")]
     assert heads == ["flops", "trace", "profile", "stats", "count"]
     assert page.fetched() == []
     assert page.browser.execute_script("return performance.getEntriesByType('resource')") == []
     assert page.complaints() == []
 
 
+def test_all_tools_have_one_tree_one_table_and_one_chart_area(page: Page) -> None:
+    """Headings name the tool and the unit; what else there is stands folded below."""
+    assert len(page.all("section.model")) == len(page.all("section[id] .grid")) == 1
+    assert {"FLOPs\nflops, FLOP", "time\nprofile, s"} <= {h.text for h in page.all(".tree th")}
+    heads = {head.text for head in page.all("th", page.operators())}
+    assert {"flops\nflops, FLOP", "time\nprofile, s", "mean\nstats"} <= heads
+    assert not any(element.is_displayed() for element in page.all("details.tool .grid"))
+    assert sum(area.is_displayed() for area in page.all(".charts")) == 1
+    assert page.browser.execute_script("return document.documentElement.scrollHeight") < 4000
+    page.all("nav a")[-1].click()
+    count = page.all("details.tool .grid")[-1]
+    WebDriverWait(page.browser, 30).until(lambda _: count.is_displayed())
+
+
+def test_a_summary_alone_has_figures_tree_and_graph(
+    report: Report, opened: Callable[[Path], Page]
+) -> None:
+    """Modules have the figures of the summary, operators the source line; repeated ones add up."""
+    page = opened(report(TORCH, "summary"))
+    assert page.all("dl.cards")[0].text.split("\n")[:4:2] == ["forward FLOPs", "parameters"]
+    names = [head.text.split("\n")[0] for head in page.all(".tree th")]
+    texts = [cell.text for cell in page.all("td", tree_row(page, "0 … 11"))]
+    assert dict(zip(names, texts, strict=True))["parameters"] == str(12 * (4 * 4 + 4))
+    assert drawn(page, "graph.edges.length") > 0
+    assert {"inputs", "source"} <= {head.text for head in page.all("th", page.operators())}
+
+
+def test_the_graph_opens_to_the_full_window(page: Page) -> None:
+    """With the details beside it; the line between them can be moved, and Escape closes it. All of
+    its texts have eleven pixels."""
+    full = (
+        "return ['.views', '.canvas'].map(s => document.querySelector(s).getBoundingClientRect())"
+        ".map(b => [b.width, b.height]).concat([[innerWidth, innerHeight]])"
+    )
+    page.all("[data-do=full]")[0].click()
+    page.all("[data-do=fit]")[0].click()
+    (views, canvas, window) = page.browser.execute_script(full)
+    assert views == window
+    fonts = "graph.cy.nodes().filter(n => n.data('label')).map(n => n.data('font'))"
+    assert min(drawn(page, f"{fonts}.map(size => size * graph.cy.zoom())")) >= 10.99
+    drawn(page, "graph.view.choose(graph.view.model.search(['stem.0/conv2d:0'])[0])")
+    details = page.all(".details")[0].text.split("\n")
+    told = {"inputs": "2×3×8×8 f32", "attributes": "stride", "source": "program.py:"}
+    assert all(text in details[details.index(name) + 1] for name, text in told.items())
+    page.all(".divider")[0].send_keys(Keys.ARROW_LEFT)
+    assert page.browser.execute_script(full)[1][0] == pytest.approx(canvas[0] - 40, abs=3)
+    page.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert page.browser.execute_script(full)[0][0] < window[0]
+
+
 def test_columns_sort_with_numbers_as_numbers(page: Page) -> None:
     """The first click gives the largest number first, the second the smallest, the third the
     order of the tool; the head shows the direction."""
-    grid = page.grid("profile", "operators")
+    grid = page.operators()
     page.show_all_columns(grid)
     original = page.column(grid, "id")
     cell = page.head(grid, "calls in the run")
@@ -135,7 +185,7 @@ def test_columns_sort_with_numbers_as_numbers(page: Page) -> None:
 
 def test_texts_and_amounts_sort_by_what_they_mean(page: Page) -> None:
     """Texts as texts; ``1.5 kFLOP`` is more than ``900 FLOP``."""
-    grid = page.grid("count", "operators")
+    grid = page.operators()
     page.press(grid, "id")
     ids = page.column(grid, "id")
     assert len(set(ids)) == len(ids) > 10
@@ -151,7 +201,7 @@ def test_texts_and_amounts_sort_by_what_they_mean(page: Page) -> None:
 
 def test_equal_rows_keep_the_order_of_the_last_sort(page: Page) -> None:
     """Sorted by id and then by type, the ids of each type stay sorted."""
-    grid = page.grid("count", "operators")
+    grid = page.operators()
     for name in ("id", "type"):
         page.press(grid, name)
     pairs = list(zip(page.column(grid, "type"), page.column(grid, "id"), strict=True))
@@ -162,17 +212,17 @@ def test_equal_rows_keep_the_order_of_the_last_sort(page: Page) -> None:
 
 def test_heads_are_reached_and_pressed_with_the_keyboard(page: Page) -> None:
     """A head is a button."""
-    grid = page.grid("profile", "operators")
+    grid = page.operators()
     [button] = page.all("button", page.head(grid, "time"))
     button.send_keys(Keys.ENTER)
     assert page.head(grid, "time").get_attribute("aria-sort") == "descending"
     button.send_keys(Keys.TAB)
-    assert page.browser.switch_to.active_element.text == "mean"
+    assert page.browser.switch_to.active_element.text == "mean\nprofile, s"
 
 
 def test_the_filter_keeps_rows_that_hold_all_words(page: Page) -> None:
     """Words may be in different columns; what is shown is counted."""
-    grid = page.grid("count", "operators")
+    grid = page.operators()
     total = int(page.all("output", grid)[0].text.split()[-2])
     search = page.all("input", grid)[0]
     search.send_keys("LINEAR body.1")
@@ -191,7 +241,7 @@ def test_the_filter_keeps_rows_that_hold_all_words(page: Page) -> None:
 
 def test_only_rows_that_are_seen_are_in_the_document(page: Page) -> None:
     """A long table is scrolled through to its end."""
-    grid = page.grid("count", "operators")
+    grid = page.operators()
     total = int(page.all("output", grid)[0].text.split()[-2])
     first = page.column(grid, "id")
     assert len(first) < total
@@ -232,7 +282,7 @@ def test_modules_open_and_close_in_the_tree_and_the_graph(page: Page) -> None:
     """By a click in either; repeated modules stand once, with a count, or one by one."""
     assert "0 … 11" in shown(page)
     assert page.all(".count", tree_row(page, "0 … 11"))[0].text == "sum of 12"
-    assert "sum of 12" in " ".join(drawn(page, "graph.cy.nodes('.many').map(n => n.data('label'))"))
+    assert "0 … 11 ×12" in drawn(page, "graph.cy.nodes('.many').map(n => n.data('label'))")
     before = drawn(page, "graph.cy.nodes().length")
     tree_row(page, "0 … 11").click()
     assert drawn(page, "graph.cy.nodes().length") == before - 2
@@ -318,7 +368,7 @@ def test_nodes_are_coloured_by_the_chosen_figure(page: Page) -> None:
     before = drawn(page, colours)
     Select(page.all("[data-figure]")[0]).select_by_visible_text("parameters")
     assert drawn(page, colours) != before
-    at = [head.text for head in page.all(".tree th")].index("parameters")
+    at = [head.text.split("\n")[0] for head in page.all(".tree th")].index("parameters")
     assert page.all(f".tree tr.row td:nth-child({at + 1}).bar")
 
 
@@ -466,9 +516,7 @@ def test_headings_and_shapes_stand_whole(show: Show) -> None:
 
 def test_tables_fit_the_page_and_begin_with_figures(page: Page) -> None:
     """Long ids lose what most begin with, texts give way; equal columns are told below."""
-    grid = page.grid("profile", "operators")
-    heads = [head.text for head in page.all("th", grid)]
-    assert heads[:3] == ["id", "type", "time"]
+    grid = page.operators()
     fits = "return document.body.scrollWidth <= innerWidth"
     assert page.browser.execute_script(fits)
     page.all("input", grid)[0].send_keys("body.1.0 grad")
@@ -481,7 +529,7 @@ def test_tables_fit_the_page_and_begin_with_figures(page: Page) -> None:
         WebDriverWait(page.browser, 30).until(lambda browser: browser.execute_script(fits))
     finally:
         page.browser.set_window_size(1300, 1000)
-    below = [line.text for line in page.all(".equal") if line.text]
+    below = [line.text for line in page.all(".equal", page.section("stats"))]
     assert "Equal in all rows: " in " ".join(below)
 
 
@@ -493,10 +541,10 @@ def test_no_table_is_wider_than_the_page(page: Page) -> None:
         ".map(box => box.closest('.grid')?.textContent.slice(0, 60))"
     )
     assert page.browser.execute_script(wide) == []
-    grid = page.grid("profile", "operators")
+    grid = page.operators()
     [button] = page.all("[data-do=columns]", grid)
     few = [head.text for head in page.all("th", grid) if head.is_displayed()]
-    assert few[:3] == ["id", "type", "time"]
+    assert few[:3] == ["id", "type", "flops\nflops, FLOP"]
     assert button.text == f"{len(page.all('th', grid)) - len(few)} more columns"
     page.show_all_columns(grid)
     heads = [head.text for head in page.all("th", grid) if head.is_displayed()]
@@ -508,7 +556,7 @@ def test_no_table_is_wider_than_the_page(page: Page) -> None:
 
 def test_a_step_is_drawn_over_time(page: Page) -> None:
     """A row for each module in the order of the run, with what is after each other as one bar."""
-    [chart] = [c for c in page.all("figure.chart") if c.text.startswith("the last step over time")]
+    chart = page.chart("the last step over time")
     Select(page.all("[data-depth]", chart)[0]).select_by_index(0)
     data = page.browser.execute_script(
         "const { labels, datasets } = arguments[0].chart.chart.data;"
@@ -536,7 +584,7 @@ def test_a_phone_shows_names_and_figures(show: Show) -> None:
     with phone(page):
         right = "return [...arguments[0].querySelectorAll('tr.row')].map(row => [...row.cells]"
         right += ".find(cell => cell.classList.contains('n')).getBoundingClientRect().right)"
-        grid = page.grid("any", "operators")
+        grid = page.operators()
         assert max(page.browser.execute_script(right, grid)) < 390
         assert max(page.browser.execute_script(right, page.all(".tree")[0])) < 390
         seen = [line.split("…")[1] for line in page.lines(grid)]
@@ -587,7 +635,8 @@ def test_edges_do_not_cross_the_titles_of_open_modules(show: Show) -> None:
     ids += ["Net.head/linear:0"]
     page = open_blocks(show, ids)
     script = (
-        "(() => { const open = graph.cy.nodes('.open')"
+        "(() => { graph.cy.zoom(1); graph.letter(1);"
+        "const open = graph.cy.nodes('.open')"
         ".filter(n => n.data('label') === 'cross_attention')[0];"
         "const box = open.boundingBox({includeLabels: true, includeNodes: false});"
         "const top = open.position('y') - open.data('height') / 2;"
@@ -685,7 +734,7 @@ def test_shapes_stand_whole_before_columns_of_less_use(show: Show) -> None:
         tensors = {"inputs": specs, "outputs": specs, "input_names": ["query"] * (1 + i)}
         ops.append({**names, **sources, **tensors, "attributes": {"scale": 0.125 + i}})
     page = show(ops=ops)
-    grid = page.grid("any", "operators")
+    grid = page.operators()
     seen = [head.text for head in page.all("th", grid) if head.is_displayed()]
     assert seen[:2] == ["id", "type"]
     assert {"inputs", "outputs", "attributes"} <= set(seen), seen
@@ -746,7 +795,7 @@ def test_the_title_of_the_graph_is_clear_of_the_buttons_on_a_phone(page: Page) -
 
 def test_tables_are_filtered_by_module_and_type(page: Page) -> None:
     """A module is chosen with all that is in it."""
-    grid = page.grid("count", "operators")
+    grid = page.operators()
     [module] = page.all("select[aria-label=module]", grid)
     Select(module).select_by_value("=body.3")
     page.show_all_columns(grid)
@@ -798,26 +847,25 @@ def test_bars_that_have_no_room_are_counted(show: Show) -> None:
 
 def test_charts_show_the_tools_figures(page: Page) -> None:
     """A library draws them; those of modules at the depth that the reader picks."""
-    charts = {c.text.split("\n")[0]: c for c in page.all("figure.chart")}
-    assert {"time by type", "executions by type"} <= set(charts)
-    Select(page.all("[data-over]", charts["executions by type"])[0]).select_by_value("run")
+    chart = page.chart("executions by type")
+    Select(page.all("[data-over]", chart)[0]).select_by_value("run")
     script = "return arguments[0].chart.chart.data"
-    data = page.browser.execute_script(script, charts["executions by type"])
+    data = page.browser.execute_script(script, chart)
     assert [part["label"] for part in data["datasets"]] == ["forward", "backward"]
     assert data["datasets"][0]["data"][data["labels"].index("linear")] == 13 * 10
-    modules = next(chart for title, chart in charts.items() if title == "operations by module")
+    modules = page.chart("operations by module")
     depth = Select(page.all("[data-depth]", modules)[0])
     depth.select_by_index(0)
     few = page.browser.execute_script(script, modules)["labels"]
     assert {"stem", "body"} <= set(few)
     depth.select_by_index(1)
     assert "body.0" in page.browser.execute_script(script, modules)["labels"]
-    assert page.all("canvas", charts["standard deviation of the activations"])
+    assert page.all("canvas", page.chart("standard deviation of the activations"))
 
 
 def test_charts_and_the_tree_show_the_same_step(page: Page) -> None:
     """Bars are those of one step, as the tree's figures are, until the reader picks the run."""
-    [chart] = [c for c in page.all("figure.chart") if c.text.startswith("operations by module")]
+    chart = page.chart("operations by module")
     Select(page.all("[data-depth]", chart)[0]).select_by_index(0)
     data = "return arguments[0].chart.chart.data"
 
@@ -839,18 +887,18 @@ def test_charts_and_the_tree_show_the_same_step(page: Page) -> None:
 def test_a_type_has_one_bar(page: Page) -> None:
     """Backward operators stand beside the type of their forward ones, whatever they are called."""
     for title in ("operations by type", "executions by type", "time by type"):
-        for chart in [c for c in page.all("figure.chart") if c.text.startswith(title)]:
-            data = page.browser.execute_script("return arguments[0].chart.chart.data", chart)
-            backward = data["datasets"][1]["data"][data["labels"].index("linear")]
-            assert backward > 0
-            assert not [label for label in data["labels"] if "backward" in label or "grad" in label]
+        data = "return arguments[0].chart.chart.data"
+        data = page.browser.execute_script(data, page.chart(title))
+        backward = data["datasets"][1]["data"][data["labels"].index("linear")]
+        assert backward > 0
+        assert not [label for label in data["labels"] if "backward" in label or "grad" in label]
 
 
 def test_names_are_text_wherever_they_stand(page: Page) -> None:
     """A module may be called anything: it makes no element, and no script of it runs."""
     name = HOSTILE.replace(".", "")
     assert any(name in text for text in shown(page))
-    grid = page.grid("count", "operators")
+    grid = page.operators()
     page.all("input", grid)[0].send_keys("onerror")
     page.show_all_columns(grid)
     assert set(page.column(grid, "module")) == {name}
@@ -864,11 +912,11 @@ def test_names_are_text_wherever_they_stand(page: Page) -> None:
 def test_a_keras_model(report: Report, opened: Callable[[Path], Page]) -> None:
     """The page is the same for TensorFlow."""
     page = opened(report(KERAS, "flops,trace,profile"))
-    assert [head.text for head in page.all("section.tool > h2")] == ["flops", "trace", "profile"]
-    grid = page.grid("flops", "operators")
+    assert [head.text for head in page.all("details.tool h2")] == ["flops", "trace", "profile"]
+    grid = page.operators()
     page.all("input", grid)[0].send_keys("linear dense")
     assert {"linear", "linear_backward"} <= set(page.column(grid, "type"))
-    grid = page.grid("profile", "operators")
+    page.all("input", grid)[0].clear()
     page.all("input", grid)[0].send_keys("bias dense")
     # The runtime has fused the products into them.
     assert {"bias_add", "bias_add_backward"} <= set(page.column(grid, "type"))

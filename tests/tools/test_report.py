@@ -375,6 +375,16 @@ def test_two_models_keep_their_own_shapes() -> None:
     assert found.inputs == "G 2×8 f32, D 2×32 f32"
 
 
+def test_shared_parameters_count_once() -> None:
+    """Rows of modules tell them; those of operators have them for each that reads them."""
+    ops = [op(f"N.{name}/mm:0", name, "mm", params=6) for name in "ab"]
+    rows = {"": 9, "a": 6, "b": 6, "unused": 3}
+    modules = [{"model": "N", "path": path, "parameters": n} for path, n in rows.items()]
+    found = model({"ops": ops, "modules": modules})
+    assert found.total("params", "forward") == 9
+    assert found.data()["nodes"][1][-1] == [-3]
+
+
 def test_a_page_without_a_model_is_called_after_its_program() -> None:
     """The tools say nothing of what ran."""
     facts = {"command": "amanda run -t flops -- folder/train.py --lr 1"}

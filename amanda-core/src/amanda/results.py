@@ -165,9 +165,12 @@ class RunReport:
         modules: a row for each module that was called: ``path`` (what the ids of its operators
             begin with), ``type``, and ``inputs`` and ``outputs``, mappings with ``shape`` and
             ``dtype``.
+        graph: ``ops`` and ``edges`` of the run, in the form of the results of ``trace``; empty
+            where no tool of the run's environment records them.
     """
 
     title: str
     facts: Mapping[str, str]
     tools: Sequence[ToolReport]
     modules: Sequence[Mapping[str, Any]] = ()
+    graph: Mapping[str, Any] = attrs.field(factory=dict)

@@ -22,12 +22,13 @@ from amanda.cli import last_line, pages
 from amanda.cli.messages import complain
 from amanda.engine.tool_code import paused
 from amanda.errors import AmandaWarning, described
-from amanda.files import write_json
+from amanda.files import plain_data, write_json
 from amanda.interface.tool import Tool
 from amanda.python.text import printable
 from amanda.results import RunReport, Table
 from amanda.scope.apply import apply
 from amanda.scope.scope import Statistics
+from amanda.tools import available, load
 from amanda.tools.op_filter import OpFilter
 from amanda.tools.reporting import plain_text
 
@@ -141,6 +142,7 @@ class Report:
         stopped: the reason for which a tool has ended the program; "" if none has.
         written: the files that have been written.
         modules: notes the tensors of modules, for the page.
+        graph: records the graph for the page, if no tool of the run does.
     """
 
     tools: Sequence[NamedTool]
@@ -159,13 +161,16 @@ class Report:
     stopped: str = ""
     written: list[Path] = attrs.field(factory=list)
     modules: pages.ModuleTensors = attrs.field(factory=pages.ModuleTensors)
+    graph: Any = None
     _collected: list[pages.Collector] = attrs.field(factory=list)
     _lost: list[str] = attrs.field(factory=list)
 
     def scope(self, drivers: Sequence[str] | None) -> apply:
         """The scope of the tools, and of what the page needs."""
         tools = [named.tool for named in self.tools]
-        tools += [self.modules] if self._has_page else []
+        if self._has_page:
+            self.graph = _graph_tool(tools)
+            tools += [self.modules, *([self.graph] if self.graph is not None else ())]
         return apply(*tools, drivers=drivers, op_filter=self.op_filter or None)
 
     @property
@@ -254,7 +259,12 @@ class Report:
         tools = [part.report(folder) for part in self._collected]
         names = ", ".join(part.name for part in tools)
         title = f"amanda run: {names}" if names else "amanda run"
-        return RunReport(title=title, facts=facts, tools=tools, modules=self.modules.rows())
+        graph: Mapping[str, Any] = {}
+        if self.graph is not None:
+            with self._noted("the graph of the page"):
+                graph = plain_data(self.graph.result())
+        rows = self.modules.rows()
+        return RunReport(title=title, facts=facts, tools=tools, modules=rows, graph=graph)
 
     def _print(self, statistics: Statistics, seconds: float) -> None:
         is_ours = False
@@ -329,6 +339,13 @@ class Report:
             self._lost.append(f"{what} is lost: {about}")
             if collected is not None:
                 collected.lost.append(about)
+
+
+def _graph_tool(tools: Sequence[Tool]) -> Any:
+    """Create the tool that records the graph; None if one of the run does, or none is installed."""
+    cls: Any = load("trace") if "trace" in available() else None
+    is_needed = cls is not None and not any(isinstance(tool, cls) for tool in tools)
+    return cls(limit=0) if is_needed else None
 
 
 def _print_summary(named: NamedTool, out: TextIO) -> None:

@@ -94,9 +94,19 @@ class PageTable:
 
 
 def make_table(
-    title: str, names: Sequence[str], rows: Sequence[Sequence[Any]], *, units: Sequence[str] = ()
+    title: str,
+    names: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    units: Sequence[str] = (),
+    tools: Sequence[str] = (),
 ) -> PageTable:
-    """Make a table from rows, which may differ in length; `units` are those of plain numbers."""
+    """Make a table from rows, which may differ in length.
+
+    Args:
+        units: those of plain numbers, by column.
+        tools: the tool that a column is from, "" for those of all.
+    """
     kept = rows[:MAX_ROWS]
     columns = [
         make_column(
@@ -105,6 +115,7 @@ def make_table(
             unit=units[i] if units else "",
             names=i == 0 or str(name) in _NAMING,
         )
+        | ({"tool": tools[i]} if tools and tools[i] else {})
         for i, name in enumerate(names)
     ]
     shown, equal = _without_equal(columns, len(kept))
@@ -119,11 +130,16 @@ def make_table(
 
 def make_table_from_records(title: str, rows: Sequence[Mapping[str, Any]]) -> PageTable:
     """Make a table from mappings, with a column for each key that any of them has."""
+    return make_table_of_tools(title, [{("", key): row[key] for key in row} for row in rows])
+
+
+def make_table_of_tools(title: str, rows: Sequence[Mapping[tuple[str, Any], Any]]) -> PageTable:
+    """Make a table from mappings, with a column for each tool and key that any of them has."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    names = [heading_of(key) for key in keys]
-    cells = [[_cell_of(key, row.get(key)) for key in keys] for row in rows]
-    units = [_unit_of(key, keys) for key in keys]
-    return make_table(title, names, cells, units=units)
+    names = [heading_of(key) for _, key in keys]
+    cells = [[_cell_of(key[1], row.get(key)) for key in keys] for row in rows]
+    units = [_unit_of(key, [other for of, other in keys if of == tool]) for tool, key in keys]
+    return make_table(title, names, cells, units=units, tools=[tool for tool, _ in keys])
 
 
 IN_THE_RUN = " in the run"
@@ -168,10 +184,13 @@ def _without_equal(
     for i, column in enumerate(columns):
         values = column.get("texts") or column.get("values") or [None]
         is_long = len(str(values[0])) > _LONGEST_EQUAL
-        if i == 0 or rows < _FEWEST_EQUAL or is_long or any(v != values[0] for v in values):
+        is_at_head = column["name"] == "namespace"
+        is_short = rows < _FEWEST_EQUAL and not is_at_head
+        if i == 0 or is_short or is_long or any(v != values[0] for v in values):
             kept.append(column)
-        elif values[0] not in (None, *_NOTHING):
-            equal.append((str(column["name"]), _value_text(values[0], column.get("unit", ""))))
+        elif values[0] not in (None, *_NOTHING) and not is_at_head:
+            name = f"{column.get('tool', '')} {column['name']}".lstrip()
+            equal.append((name, _value_text(values[0], column.get("unit", ""))))
     return kept, equal
 
 
@@ -185,8 +204,9 @@ def _figures_first(columns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, An
     lead = [c for i, c in enumerate(columns[:at]) if i == 0 or c["name"] in _NAMING]
     rest = [c for c in columns if all(c is not kept for kept in lead)]
     figures = [c for c in rest if c["numeric"]]
+    tools = list(dict.fromkeys(column.get("tool") for column in figures))
     # On a phone one or two figures are in sight.
-    figures.sort(key=lambda column: column["name"] in _COUNTS)
+    figures.sort(key=lambda c: (tools.index(c.get("tool")), c["name"] in _COUNTS))
     return [*lead, *figures, *(c for c in rest if not c["numeric"])]
 
 
@@ -241,7 +261,7 @@ def plain_cell(value: Any) -> Any:
         return int(value)
     if isinstance(value, numbers.Real):
         return float(value) if math.isfinite(value) else str(float(value))
-    if shapes := shapes_text(_tensors(value)):
+    if (shapes := shapes_text(_tensors(value))) or _are_handles(value):
         text = shapes
     elif isinstance(value, (list, tuple)) and all(map(_is_word, value)):
         text = ", ".join(value)
@@ -257,6 +277,12 @@ def _tensors(value: Any) -> Any:
     if isinstance(value, Mapping):
         return [value] if "dtype" in value else []
     return value
+
+
+def _are_handles(value: Any) -> bool:
+    """True of tensors without a text: handles of variables and iterators."""
+    is_list = isinstance(value, (list, tuple))
+    return is_list and all(isinstance(item, Mapping) and "dtype" in item for item in value)
 
 
 def _is_word(value: Any) -> bool:

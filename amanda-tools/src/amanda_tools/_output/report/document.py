@@ -49,6 +49,7 @@ class Document:
         figures: the main figures, by name.
         facts: further facts about the whole, by name.
         model: the model, with figures of all tools.
+        operators: the table of all operators; None without one.
         sections: the parts.
     """
 
@@ -58,4 +59,5 @@ class Document:
     figures: Mapping[str, str] = attrs.field(factory=dict)
     facts: Mapping[str, str] = attrs.field(factory=dict)
     model: ModelView | None = None
+    operators: PageTable | None = None
     sections: Sequence[Section] = ()

@@ -67,12 +67,19 @@ def main_figures(tools: Sequence[ToolReport], model: ModelView | None) -> dict[s
                 continue
             parts = [model.total(figure.key, way) for way in ("forward", "backward")]
             bound = bounds.get(figure.key, "")
-            least = is_unseen or any(summary_of(tool).get(bound) for tool in tools)
+            least = is_unseen or any(_is_told(tool, bound) for tool in tools)
             spread = _range(tools, figure.key)
             found.update(_figure(figure, parts, model.steps, spread, "≥ " if least else ""))
     for tool in tools:
         found.update(_special(tool, model))
     return found
+
+
+def _is_told(tool: ToolReport, key: str) -> bool:
+    """True if the summary of a tool, or of one of its models, has something by a key."""
+    summary = summary_of(tool)
+    of_models = map(mapping_of, mapping_of(summary.get("models")).values())
+    return any(found.get(key) for found in (summary, *of_models))
 
 
 def _figure(

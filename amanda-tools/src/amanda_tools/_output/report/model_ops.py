@@ -50,6 +50,7 @@ class Figure:
         over: key of the figure that it is a share of; "" for a sum.
         per_step: True if rows hold sums over the whole run, and their ``per_step`` the sum of one
             step.
+        tool: name of the tool that it is from.
     """
 
     key: str
@@ -57,6 +58,7 @@ class Figure:
     unit: str = ""
     over: str = ""
     per_step: bool = False
+    tool: str = ""
 
 
 FIGURES = (
@@ -124,20 +126,24 @@ def summary_of(tool: ToolReport) -> Mapping[str, Any]:
     return mapping_of(mapping_of(tool.result).get("summary"))
 
 
-def merge_ops(tools: Sequence[ToolReport]) -> dict[str, ModelOp]:
-    """Return all operators in the results, by id, in the order of the longest result."""
-    # Results with edges are in the order of the run; others may be sorted by their figures.
-    results = sorted((mapping_of(tool.result) for tool in tools), key=lambda r: "edges" not in r)
+def merge_ops(tools: Sequence[ToolReport]) -> tuple[dict[str, ModelOp], dict[str, str]]:
+    """Return all operators in the results, by id, in the order of the longest result; and by key
+    of a figure the tool that it is from."""
     steps = steps_of(tools)
     found: dict[str, ModelOp] = {}
-    for result in results:
+    givers: dict[str, str] = {}
+    # Results with edges are in the order of the run; others may be sorted by their figures.
+    for tool in sorted(tools, key=lambda tool: "edges" not in mapping_of(tool.result)):
+        result = mapping_of(tool.result)
         seen: dict[str, set[str]] = {}
         for row in rows_of(result):
             op = found.setdefault(str(row["id"]), _create(row))
             _describe(op, row)
             of_step = _in_step(op, row, steps)
             _add_values(op, of_step, seen.setdefault(op.id, set()), str(result.get("tool")))
-    return found
+            for key in op.values:
+                givers.setdefault(key, tool.name)
+    return found, givers
 
 
 def rows_of(result: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -189,8 +195,10 @@ def _describe(op: ModelOp, row: Mapping[str, Any]) -> None:
     op.phase = op.phase or str(row.get("phase") or "")
     op.outputs = op.outputs or shapes_text(row.get("outputs"))
     op.device = op.device or _device(row)
-    if (source := row.get("source")) and "source" not in op.details:
-        op.details["source"] = str(source)
+    if given := shapes_text(row.get("inputs")):
+        op.details.setdefault("inputs", given)
+    if source := row.get("source"):
+        op.details.setdefault("source", str(source))
     attributes = row.get("attributes")
     if attributes and isinstance(attributes, Mapping) and "attributes" not in op.details:
         text = ", ".join(f"{key}={value}" for key, value in attributes.items())
@@ -206,13 +214,13 @@ def _in_step(op: ModelOp, row: Mapping[str, Any], steps: int) -> Mapping[str, An
     per_step = row.get("per_step")
     if isinstance(per_step, Mapping):
         for key in _SUMS:
-            if (value := _number(row.get(key))) is not None:
+            if (value := number_of(row.get(key))) is not None:
                 op.run["calls" if key == "executions" else key] = value
         # Setup, and the loading of data, are in no step.
         return {**row, **per_step} if op.is_model or any(per_step.values()) else row
     if not (steps and op.is_model):
         return row
-    means = {f.key: _number(row.get(f.key)) for f in FIGURES if f.per_step}
+    means = {f.key: number_of(row.get(f.key)) for f in FIGURES if f.per_step}
     return {**row, **{key: value / steps for key, value in means.items() if value is not None}}
 
 
@@ -231,18 +239,19 @@ def _add_values(op: ModelOp, row: Mapping[str, Any], seen: set[str], tool: str) 
     if row.get("kind") == "weights":
         return
     keys = _OF_TENSORS if tool in ("sparsity", "stats") else _OF_OPS
-    values = {key: value for key in keys if (value := _number(row.get(key))) is not None}
+    values = {key: value for key in keys if (value := number_of(row.get(key))) is not None}
     for key, value in values.items():
         if key in seen or key not in op.values:
             op.values[key] = op.values.get(key, 0.0) + value
             seen.add(key)
     counts = [row.get("times", 1)] if tool == "nan" else [row.get("nan"), row.get("inf")]
-    parts = [part for part in map(_number, counts) if part is not None]
+    parts = [part for part in map(number_of, counts) if part is not None]
     if parts:
         op.values["not_finite"] = op.values.get("not_finite", 0.0) + sum(parts)
 
 
-def _number(value: Any) -> float | None:
+def number_of(value: Any) -> float | None:
+    """Return a finite number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     number = float(value)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -29,6 +29,7 @@ from amanda_tools._output.report.model_ops import (
     list_of,
     mapping_of,
     merge_ops,
+    number_of,
     pairs_of,
     run_text,
     shapes_text,
@@ -66,13 +67,13 @@ class ModelView:
     Attributes:
         names: names of the models, in the order of the run.
         steps: number of steps; 0 if unknown, and figures are those of the whole run.
-        of: the span of figures that add up over executions, as text: ``one step, the last of 3``.
+        of: the span of figures that add up over executions, as text: ``one step, the last of 3``;
+            "" if there are none.
         device: device of the tensors; "" if unknown.
         inputs: shapes of the first inputs of the model; "" if unknown.
         figures: the figures that operators have.
         nodes: all nodes, parents before their children.
         edges: pairs of numbers of nodes.
-        is_traced: True if a tool has looked for edges.
     """
 
     names: Sequence[str]
@@ -83,13 +84,13 @@ class ModelView:
     figures: Sequence[Figure]
     nodes: Sequence[TreeNode]
     edges: Sequence[tuple[int, int]]
-    is_traced: bool
 
     def data(self) -> dict[str, Any]:
         """Return the JSON data for the browser."""
         return {
             "figures": [
-                {"name": f.name, "unit": f.unit, "over": bool(f.over)} for f in self.figures
+                {"name": f.name, "unit": f.unit, "over": bool(f.over), "tool": f.tool}
+                for f in self.figures
             ],
             "steps": self.steps,
             "nodes": [self._row(node) for node in self.nodes],
@@ -98,22 +99,26 @@ class ModelView:
 
     def _row(self, node: TreeNode) -> list[Any]:
         """Return parent, kind, name, type, shapes, figures forward and backward, and details."""
-        figures = [[self._values(op, figure) for figure in self.figures] for op in node.ops]
+        figures = [self._values(op.values) for op in node.ops]
         backward = [[op.id, op.type, *values] for op, values in zip(node.ops, figures, strict=True)]
         row = [node.parent, node.kind, node.name, node.type, node.shape]
         if node.op is None:
-            return [*row, node.details] if node.details else row
-        own = [self._values(node.op, figure) for figure in self.figures]
+            values = [self._values(node.values)] if node.values else []
+            return [*row, node.details, *values] if node.details else row
+        own = self._values(node.op.values)
         whole = run_text(node.op)
         details = {"id": node.op.id, **node.details, **({"whole run": whole} if whole else {})}
         return [*row, details, own, backward]
 
-    def _values(self, op: ModelOp, figure: Figure) -> Any:
-        value = op.values.get(figure.key)
+    def _values(self, values: Mapping[str, float]) -> list[Any]:
+        return [self._value(values, figure) for figure in self.figures]
+
+    def _value(self, values: Mapping[str, float], figure: Figure) -> Any:
+        value = values.get(figure.key)
         if value is None:
             return None
         if figure.over:
-            return [value, op.values.get(figure.over, 0.0)]
+            return [value, values.get(figure.over, 0.0)]
         return float(f"{value:.6g}") if value % 1 else int(value)
 
     def total(self, key: str, direction: str) -> float | None:
@@ -127,6 +132,8 @@ class ModelView:
             found += [
                 op.values[key] for op in ops if key in op.values and op.direction == direction
             ]
+            if key in node.values and direction == "forward":
+                found.append(node.values[key])
         return sum(found) if found else None
 
 
@@ -142,6 +149,7 @@ class TreeNode:
         op: the operator.
         ops: backward operators of the operator.
         details: further lines by heading.
+        values: of a module, figures by key that its operators do not have, or have too often.
         children: nodes in order.
     """
 
@@ -153,6 +161,7 @@ class TreeNode:
     op: ModelOp | None = None
     ops: list[ModelOp] = attrs.field(factory=list)
     details: dict[str, str] = attrs.field(factory=dict)
+    values: dict[str, float] = attrs.field(factory=dict)
     children: list[TreeNode] = attrs.field(factory=list)
 
 
@@ -164,7 +173,7 @@ def model_of(
     Args:
         modules: as of :class:`~amanda.results.RunReport`.
     """
-    ops = merge_ops(tools)
+    ops, givers = merge_ops(tools)
     if not ops or len(ops) > MAX_OPS:
         return None
     pairs = pairs_of(tools)
@@ -172,6 +181,7 @@ def model_of(
     of_tools = [row for tool in tools for row in list_of(mapping_of(tool.result).get("modules"))]
     known = _modules_by_path([*of_tools, *modules])
     _note(root, known)
+    figures = list(_figures(root, tools, ops, givers))
     _divide(root)
     nodes = list(_numbered(root))
     numbers = {id(node): number for number, node in enumerate(nodes)}
@@ -181,13 +191,12 @@ def model_of(
     return ModelView(
         names=names,
         steps=steps_of(tools),
-        of=_span_of(tools),
+        of=_span_of(tools) if any(figure.per_step for figure in figures) else "",
         device=", ".join(dict.fromkeys(op.device for op in first if op.device)),
         inputs=_inputs(known, names),
-        figures=[f for f in FIGURES if _is_told(f, ops)],
+        figures=figures,
         nodes=nodes,
         edges=[(shown[a], shown[b]) for a, b in pairs if a in shown and b in shown],
-        is_traced=any("edges" in mapping_of(tool.result) for tool in tools),
     )
 
 
@@ -195,10 +204,50 @@ _NOT_ZERO = ("not_finite", "saved_bytes")
 """Figures that are left out if all are zero: the bytes that TensorFlow saves cannot be seen."""
 
 
-def _is_told(figure: Figure, ops: Mapping[str, ModelOp]) -> bool:
-    """True if operators have a figure, above zero if it is in ``_NOT_ZERO``."""
-    values = [op.values[figure.key] for op in ops.values() if figure.key in op.values]
-    return any(values) if figure.key in _NOT_ZERO else bool(values)
+_OF_MODULES = {"params": "parameters", "flops": "flops", "activation_bytes": "activation_bytes"}
+"""Keys of figures, and those of the same figures in the rows of modules."""
+
+
+def _figures(
+    root: TreeNode,
+    tools: Sequence[ToolReport],
+    ops: Mapping[str, ModelOp],
+    givers: Mapping[str, str],
+) -> Iterator[Figure]:
+    """Yield the figures of the tree, after adding those that only the rows of modules have."""
+    rows = {tool.name: list_of(mapping_of(tool.result).get("modules")) for tool in tools}
+    known = _modules_by_path(itertools.chain.from_iterable(rows.values()))
+    told = {
+        # Parameters that several operators read count once in rows of modules.
+        key for key, name in _OF_MODULES.items() if key == "params" or key not in givers
+        if any(number_of(row.get(name)) is not None for row in known.values())
+    }  # fmt: skip
+    _add_sums(root, known, told)
+    for figure in FIGURES:
+        if figure.key in told:
+            # Operations are those of one forward pass, however many a step has.
+            name = "forward FLOPs" if figure.key == "flops" else figure.name
+            tool = next(name for name, found in rows.items() if found)
+            yield attrs.evolve(figure, name=name, per_step=False, tool=tool)
+        elif figure.key in givers:
+            has_some = any(op.values.get(figure.key) for op in ops.values())
+            if has_some or figure.key not in _NOT_ZERO:
+                yield attrs.evolve(figure, tool=givers[figure.key])
+
+
+def _add_sums(
+    node: TreeNode, known: Mapping[str, Mapping[str, Any]], keys: Collection[str]
+) -> dict[str, float]:
+    """Give modules what their rows have more than all below them; return the sums of a node."""
+    parts = [_add_sums(child, known, keys) for child in node.children]
+    parts += [op.values for op in (node.op, *node.ops) if op is not None]
+    sums = {key: sum(part.get(key, 0.0) for part in parts) for key in keys}
+    row = known.get(node.details["path"], {}) if node.kind == "module" else {}
+    for key in keys:
+        if (whole := number_of(row.get(_OF_MODULES[key]))) is not None:
+            node.values[key] = whole - sums[key]
+            sums[key] = whole
+    return sums
 
 
 def _names(root: TreeNode) -> list[str]:
@@ -231,7 +280,7 @@ def _inputs(known: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> str
 def _has_parameters(node: TreeNode) -> bool:
     op = node.op
     own = op is not None and (op.values.get("params", 0) > 0 or op.type == "read_variable")
-    return own or any(map(_has_parameters, node.children))
+    return own or node.values.get("params", 0) > 0 or any(map(_has_parameters, node.children))
 
 
 def _tree(ops: Mapping[str, ModelOp]) -> tuple[TreeNode, dict[str, TreeNode]]:

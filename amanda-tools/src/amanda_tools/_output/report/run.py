@@ -15,17 +15,25 @@ from amanda_tools._output.report.columns import (
     heading_of,
     make_table,
     make_table_from_records,
+    make_table_of_tools,
     plain_cell,
 )
 from amanda_tools._output.report.document import Document, Section
 from amanda_tools._output.report.head import describe_run, main_figures, program_of
-from amanda_tools._output.report.model_tree import ModelView, model_of
+from amanda_tools._output.report.model_ops import mapping_of, rows_of
+from amanda_tools._output.report.model_tree import model_of
 
 _COMMON = frozenset({"tool", "schema", "namespaces", "summary", "ops"})
 """Keys of a result in the common form, which have their own places on the page."""
 
+_OF_ALL = frozenset(
+    "id type name direction namespace module forward phase "
+    "inputs input_names outputs attributes source".split()
+)
+"""Keys of rows that are the same in the results of all tools."""
+
 _SAID_TWICE = frozenset({"name", "direction"})
-"""Columns that repeat the type, id or phase of an operator."""
+"""Keys that repeat the type, id or phase of an operator."""
 
 _FEW = 6
 """A list with at most this many plain values is shown as a figure, not as a table."""
@@ -34,7 +42,16 @@ _FEW = 6
 def document_of(report: RunReport) -> Document:
     """Make the page of a run."""
     sections = [_section(tool) for tool in report.tools]
-    model = _model(report, sections)
+    # The operators of the graph are in the order of the run.
+    tools = [*([ToolReport(name="", result=report.graph)] if report.graph else ()), *report.tools]
+    model, operators = None, None
+    try:
+        model = model_of(tools, report.modules)
+        operators = operators_of(tools)
+    except Exception as error:
+        # Rows of any tool may hold anything.
+        lost = f"the model: {type(error).__name__}: {error}"
+        sections.append(Section(name="model", lost=[lost]))
     lead = describe_run(report, model)
     return Document(
         title=report.title,
@@ -43,18 +60,9 @@ def document_of(report: RunReport) -> Document:
         figures=main_figures(report.tools, model),
         facts={n: text for n, text in report.facts.items() if text not in lead.values()},
         model=model,
+        operators=operators,
         sections=sections,
     )
-
-
-def _model(report: RunReport, sections: list[Section]) -> ModelView | None:
-    try:
-        return model_of(report.tools, report.modules)
-    except Exception as error:
-        # Rows of any tool may hold anything.
-        lost = f"the model: {type(error).__name__}: {error}"
-        sections.append(Section(name="model", lost=[lost]))
-        return None
 
 
 def _section(tool: ToolReport) -> Section:
@@ -81,7 +89,7 @@ def section_of(tool: ToolReport) -> Section:
     # What a tool with tables has beside them stands in its JSON file.
     rest = {key: value for key, value in result.items() if key not in _COMMON}
     shown = {} if tool.tables else {**summary, **rest}
-    grids += [*tables_of(shown), *_operators(result.get("ops"))]
+    grids += [*tables_of(shown), *_further_rows(result)]
     return Section(
         name=tool.name,
         about=tool.about,
@@ -132,30 +140,42 @@ def tables_of(data: Mapping[str, Any]) -> Iterator[PageTable]:
             yield make_table(heading_of(key), [str(key)], [[item] for item in items])
 
 
-def _operators(ops: Any) -> list[PageTable]:
-    if not isinstance(ops, (list, tuple)) or not ops:
+def _further_rows(result: Mapping[str, Any]) -> list[PageTable]:
+    """Return a table of rows that the table of operators does not hold: those of single tensors,
+    and those in no common form."""
+    ops, ids = result.get("ops"), {row["id"] for row in rows_of(result)}
+    if not isinstance(ops, (list, tuple)) or len(ids) == len(ops):
         return []
     if not all(isinstance(op, Mapping) for op in ops):
         return [make_table("operators", ["operator"], [[op] for op in ops])]
-    left_out = set()
-    if len({str(op.get("namespace")) for op in ops}) == 1:
-        left_out.add("namespace")  # It stands at the head of the page.
-    if all(op.get("phase") for op in ops):
-        left_out |= _SAID_TWICE
-    rows = [
-        {key: value for key, value in _with_step(op).items() if key not in left_out} for op in ops
-    ]
-    return [make_table_from_records("operators", rows)]
+    return [make_table_from_records("operators", list(map(_shown, ops)))]
 
 
-def _with_step(op: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row with the figures of the last step first, then those of the run."""
-    step = op.get("per_step")
-    if not isinstance(step, Mapping):
-        return op
+def operators_of(tools: Sequence[ToolReport]) -> PageTable | None:
+    """Make one table of the operators in all results; None without operators.
+
+    Of the rows of single tensors each operator has the first, but none of weights.
+    """
+    found: dict[str, dict[tuple[str, Any], Any]] = {}
+    for tool in tools:
+        own: dict[str, Mapping[str, Any]] = {}
+        for row in rows_of(mapping_of(tool.result)):
+            if row.get("kind") != "weights":
+                own.setdefault(row["id"], row)
+        for op_id, row in own.items():
+            merged = found.setdefault(op_id, {})
+            for key, value in _shown(row).items():
+                merged.setdefault(("" if key in _OF_ALL else tool.name, key), value)
+    return make_table_of_tools("operators", list(found.values())) if found else None
+
+
+def _shown(op: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the cells of a row: figures of the last step first, then those of the run."""
+    left_out = {"per_step", *(_SAID_TWICE if op.get("phase") else ())}
+    step = mapping_of(op.get("per_step"))
     # The one that a reader looks for first is the last of a row, as the FLOPs after the executions.
     runs = {f"{name}{IN_THE_RUN}": op[name] for name in reversed(list(step)) if name in op}
-    return {**{key: value for key, value in op.items() if key != "per_step"}, **step, **runs}
+    return {**{key: value for key, value in op.items() if key not in left_out}, **step, **runs}
 
 
 def _is_plain(value: Any) -> bool:

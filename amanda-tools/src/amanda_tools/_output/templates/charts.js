@@ -184,4 +184,32 @@ class PageChart {
   }
 }
 
-for (const figure of document.querySelectorAll("figure.chart")) figure.chart = new PageChart(figure);
+// What is hidden has no width: charts are drawn when their tab is chosen.
+function show(panel) {
+  panel.hidden = false;
+  for (const figure of panel.querySelectorAll("figure.chart")) figure.chart ??= new PageChart(figure);
+}
+
+const TABS = [...document.querySelectorAll("[role=tab]")];
+
+function choose(tab) {
+  for (const other of TABS) {
+    other.setAttribute("aria-selected", String(other === tab));
+    other.tabIndex = other === tab ? 0 : -1;
+    document.getElementById(other.getAttribute("aria-controls")).hidden = true;
+  }
+  show(document.getElementById(tab.getAttribute("aria-controls")));
+}
+
+TABS.forEach((tab, i) => {
+  tab.tabIndex = i ? -1 : 0;
+  tab.addEventListener("click", () => choose(tab));
+  tab.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    const next = TABS[(i + step + TABS.length) % TABS.length];
+    choose(next);
+    next.focus();
+  });
+});
+show(document.querySelector(".charts"));

@@ -2,11 +2,11 @@
 // themselves, so that opening one places few nodes anew, however many there are. Of many nodes the
 // library has those alone that are in sight.
 
-const BOX = { width: 178, height: 52 }, PADDING = 14, TITLE = 26, GRID_FROM = 7, SMALLEST = 0.8, LEAST = 0.55, LETTER = 6.8, LONGEST_TITLE = 24;
+const BOX = { width: 178, height: 52 }, PADDING = 14, TITLE = 26, TITLE_ROOM = 28, GRID_FROM = 7, SMALLEST = 0.8, LEAST = 0.62, LETTER = 6.8, LONGEST_TITLE = 24;
 // So many nodes and edges are drawn all the time. Of more, those in sight are and, to move without
 // a gap, those around, as far as they are not too small to be seen (in pixels); of a great many, to
 // be read.
-const LEAST_ZOOM = 0.02, NARROW_CANVAS = 480, ALWAYS_DRAWN = 500, AROUND = 0.4, SEEN = 2, READ = 6, MANY = 1000;
+const FONT = 11, FINER = 1.08, LEAST_ZOOM = 0.02, NARROW_CANVAS = 480, ALWAYS_DRAWN = 500, AROUND = 0.4, SEEN = 2, READ = 6, MANY = 1000;
 
 function around(points) {
   const xs = points.map(({ x }) => x), ys = points.map(({ y }) => y);
@@ -25,6 +25,7 @@ class Graph {
     this.boxes = new Map();
     this.edges = [];
     this.hits = new Set();
+    this.scale = 1;
     this.cy = cytoscape({
       container: canvas, layout: { name: "preset" }, autoungrabify: true, boxSelectionEnabled: false,
       minZoom: LEAST_ZOOM, maxZoom: 4, userZoomingEnabled: false, hideEdgesOnViewport: false, pixelRatio: "auto",
@@ -37,11 +38,25 @@ class Graph {
     canvas.addEventListener("focus", () => this.cy.userZoomingEnabled(true));
     canvas.addEventListener("blur", () => this.cy.userZoomingEnabled(false));
     canvas.addEventListener("keydown", (event) => this.press(event));
-    const actions = { fit: () => this.fit(), in: () => this.zoom(1.35), out: () => this.zoom(1 / 1.35) };
+    const actions = { fit: () => this.fit(), in: () => this.zoom(1.35), out: () => this.zoom(1 / 1.35), full: () => this.full() };
     for (const button of view.section.querySelectorAll("[data-do]")) {
       if (button.dataset.do in actions) button.addEventListener("click", actions[button.dataset.do]);
     }
+    document.addEventListener("keydown", (event) => event.key === "Escape" && this.views.classList.contains("full") && this.full(false));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this.cy.style(this.style()); this.paint(); });
+  }
+
+  get views() { return this.canvas.closest(".views"); }
+
+  // Give the graph and the details the whole window, or give it back.
+  full(isFull = !this.views.classList.contains("full")) {
+    this.views.classList.toggle("full", isFull);
+    document.documentElement.classList.toggle("still", isFull);
+    const button = this.views.querySelector("[data-do=full]");
+    button.setAttribute("aria-pressed", String(isFull));
+    button.textContent = isFull ? "close" : "full window";
+    this.begin();
+    if (this.view.chosen !== null) this.goTo(this.view.chosen);
   }
 
   tap(i) {
@@ -235,6 +250,7 @@ class Graph {
   follow() {
     this.frame = null;
     const zoom = this.cy.zoom(), { x1, y1, x2, y2, w, h } = this.cy.extent();
+    this.letter(zoom);
     const isAll = this.boxes.size + this.edges.length <= ALWAYS_DRAWN;
     const now = this.window;
     const isInside = now && x1 >= now.x1 && y1 >= now.y1 && x2 <= now.x2 && y2 <= now.y2;
@@ -243,6 +259,20 @@ class Graph {
     let found = this.inWindow(isAll ? 0 : SEEN);
     if (!isAll && found.nodes.size + found.edges.length > MANY) found = this.inWindow(READ);
     this.exchange(found);
+  }
+
+  // Texts have 11 pixels at the least, however small the graph is drawn: there are fewer letters.
+  letter(zoom) {
+    const scale = FINER ** Math.ceil(Math.max(0, -Math.log(zoom) / Math.log(FINER)));
+    if (scale === this.scale) return;
+    this.scale = scale;
+    this.cy.batch(() => this.cy.nodes().forEach((node) => { node.data(this.node(node.data("i")).data); }));
+  }
+
+  // The lines that a box of this height has room for, each cut to so many letters; none in a tiny one.
+  fitting(lines, height, letters) {
+    const most = Math.floor(letters / this.scale);
+    return most < 4 ? "" : lines.slice(0, Math.floor(height / (1.2 * FONT * this.scale))).map((line) => middle(line, most)).join("\n");
   }
 
   // The nodes and edges of the window that are at least so many pixels high on the screen; all for 0.
@@ -283,7 +313,7 @@ class Graph {
       if (low - left > widest.width + 1) widest = { left, width: low - left };
       left = Math.max(left, high);
     }
-    return { shift: widest.left + PADDING / 2 - box.x - box.width, letters: Math.max(Math.floor((widest.width - PADDING) / LETTER), 3) };
+    return { shift: widest.left + PADDING / 2 - box.x - box.width, letters: (widest.width - PADDING) / LETTER };
   }
 
   node(i) {
@@ -291,16 +321,20 @@ class Graph {
     const box = this.boxes.get(i), { isOpen, depth } = box;
     const node = model.nodes[i];
     const { shift, letters } = isOpen ? this.title(box, this.crossed.get(i) ?? []) : { shift: 0, letters: 26 };
-    const lines = [middle(model.label(i), letters)];
+    const lines = [isOpen ? model.label(i) : node[NAME]];
     if (!isOpen) {
-      if (node[SHAPE]) lines.push(middle(node[SHAPE], 28));
-      else if (node[TYPE] && node[TYPE] !== node[NAME]) lines.push(middle(node[TYPE], 28));
+      if (model.repeats(i) > 1) lines.push(`sum of ${model.repeats(i)}`);
+      else if (node[SHAPE]) lines.push(node[SHAPE]);
+      else if (node[TYPE] && node[TYPE] !== node[NAME]) lines.push(node[TYPE]);
       const cost = model.figure >= 0 ? model.text(i, model.figure) : "";
       if (cost && cost !== "0") lines.push(cost);
     }
     return {
       group: "nodes",
-      data: { id: `n${i}`, i, label: lines.join("\n"), width: box.width, height: box.height, colour: isOpen ? "" : this.colour(i), depth, shift },
+      data: {
+        id: `n${i}`, i, label: this.fitting(lines, isOpen ? TITLE_ROOM : box.height, letters), width: box.width, height: box.height,
+        colour: isOpen ? "" : this.colour(i), depth, shift, font: FONT * this.scale,
+      },
       position: centre(box),
       classes: [
         isOpen ? "open" : node[KIND], model.repeats(i) > 1 ? "many" : "",
@@ -375,13 +409,13 @@ class Graph {
     return [
       { selector: "node", style: {
         shape: "round-rectangle", width: "data(width)", height: "data(height)", label: "data(label)", "background-color": "data(colour)",
-        "border-width": 1, "border-color": of("--edge"), color: of("--text"), "font-family": font, "font-size": 11, "text-wrap": "wrap",
-        "text-valign": "center", "text-halign": "center", "line-height": 1.2, "min-zoomed-font-size": 5, "z-index-compare": "manual", "z-index": 2000,
+        "border-width": 1, "border-color": of("--edge"), color: of("--text"), "font-family": font, "font-size": "data(font)", "text-wrap": "wrap",
+        "text-valign": "center", "text-halign": "center", "line-height": 1.2, "z-index-compare": "manual", "z-index": 2000,
       } },
       { selector: "node.module, node.repeat, node.part", style: { "border-width": 1.5, "font-weight": 600, "border-color": of("--quiet") } },
       { selector: "node.many", style: { "border-style": "double", "border-width": 5 } },
       { selector: "node.open", style: {
-        "background-color": of("--raised"), "background-opacity": 0.75, "text-valign": "top", "text-margin-y": 20, "font-weight": 600,
+        "background-color": of("--raised"), "background-opacity": 0.75, "text-valign": "top", "text-margin-y": (node) => 15.6 + 0.4 * node.data("font"), "font-weight": 600,
         // From the right edge, at which such texts begin, back to the gap that was found.
         "text-halign": "right", "text-margin-x": (node) => node.data("shift"),
         "border-color": of("--line"), "border-width": 1.5, "z-index": "data(depth)",

@@ -2,14 +2,7 @@
 // of nodes, repeated modules once or one by one, the search and the details of a node.
 
 const PARENT = 0, KIND = 1, NAME = 2, TYPE = 3, SHAPE = 4, DETAILS = 5, FORWARD = 6, BACKWARD = 7;
-const FIRST_SHOWN = 30, MOST_INSTANCES = 64;
-
-function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
+const FIRST_SHOWN = 30, MOST_INSTANCES = 64, LEAST_SIDE = 200;
 
 class Model {
   constructor(data) {
@@ -47,6 +40,8 @@ class Model {
         const isBackward = node[DETAILS].id.includes("/grad/") && !node[BACKWARD].length;
         sum(isBackward ? backward : forward, node[FORWARD]);
         for (const [, , ...values] of node[BACKWARD]) sum(backward, values);
+      } else {
+        sum(forward, node[FORWARD]);
       }
       if (i) {
         sum(own.forward[node[PARENT]] ??= [], forward);
@@ -144,7 +139,7 @@ class Model {
 
   label(i) {
     const node = this.nodes[i];
-    return this.repeats(i) > 1 ? `${node[NAME]}  ·  sum of ${this.repeats(i)}` : node[NAME];
+    return this.repeats(i) > 1 ? `${node[NAME]} ×${this.repeats(i)}` : node[NAME];
   }
 
   // Open modules level by level as long as few nodes are to be seen; those of operators stay closed.
@@ -227,6 +222,7 @@ class ModelView {
     this.tree = new Tree(section.querySelector(".tree"), this);
     const canvas = section.querySelector(".canvas");
     this.graph = canvas && this.model.edges.length ? new Graph(canvas, this) : null;
+    if (this.graph) this.divide(section.querySelector(".divider"));
     this.update();
     this.graph?.begin();
   }
@@ -261,6 +257,27 @@ class ModelView {
     this.input.addEventListener("input", () => this.search());
     this.input.addEventListener("keydown", (event) => event.key === "Enter" && this.next(event.shiftKey ? -1 : 1));
     section.querySelector("[data-do=next]").addEventListener("click", () => this.next(1));
+  }
+
+  // Let the reader move the line between the graph and what stands beside it.
+  divide(line) {
+    const views = line.parentElement;
+    const isFull = () => views.classList.contains("full");
+    const first = () => views.querySelector(isFull() ? ".drawing" : ".tree").getBoundingClientRect();
+    const move = (wanted) => {
+      const width = Math.min(Math.max(wanted, LEAST_SIDE), views.clientWidth - LEAST_SIDE);
+      views.style.setProperty(isFull() ? "--graph" : "--tree", `${Math.round(width)}px`);
+      line.setAttribute("aria-valuenow", Math.round(100 * width / views.clientWidth));
+      this.graph.cy.resize();
+    };
+    line.addEventListener("pointerdown", (event) => line.setPointerCapture(event.pointerId));
+    line.addEventListener("pointermove", (event) => line.hasPointerCapture(event.pointerId) && move(event.clientX - first().left - line.clientWidth / 2));
+    line.addEventListener("keydown", (event) => {
+      const step = { ArrowLeft: -40, ArrowRight: 40 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      move(first().width + step);
+    });
   }
 
   update() {

@@ -13,6 +13,22 @@ const FIRST_HIDDEN = ["module", "input names", "phase", "direction", "forward", 
 // What tells rows of one operator apart gives way last.
 const LAST_HIDDEN = ["kind", "tensor"];
 
+// Letters of a heading's second line are smaller.
+const UNDER = 0.82;
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+// A heading with the tool and the unit of its figures below.
+function heading(name, tool, unit) {
+  const under = [tool, unit].filter(Boolean).join(", ");
+  return under ? [name, element("small", {}, under)] : [name];
+}
+
 // Letters below which a column is of little use: others give way before it is cut that short.
 const LEAST_LETTERS = { type: 20, inputs: 22, outputs: 22, attributes: 18 };
 
@@ -106,6 +122,7 @@ class Column {
   constructor(data) {
     this.name = data.name;
     this.isNumeric = data.numeric;
+    this.tool = data.tool ?? "";
     this.values = data.index ? data.index.map((i) => data.texts[i]) : data.values;
     this.unit = data.unit;
     this.texts = this.values.map((value) => (data.unit && typeof value === "number" ? amount(value, data.unit) : shown(value)));
@@ -118,7 +135,8 @@ class Column {
   // The same, or those of the heading with room for the arrow.
   get longest() {
     const words = this.isNumeric ? this.name.split(" ") : [this.name];
-    return Math.max(...words.map((word) => word.length + 2), this.most);
+    const under = this.tool ? UNDER * `${this.tool}, ${this.unit ?? ""}`.length : 0;
+    return Math.max(...words.map((word) => word.length + 2), under, this.most);
   }
 
   // A long text of one word, such as an id, loses what all begin with, and its middle; so does a tensor,
@@ -181,7 +199,7 @@ class Grid {
       cell.scope = "col";
       cell.className = column.isNumeric ? "n" : "";
       button.type = "button";
-      button.textContent = column.name || " ";
+      button.append(...heading(column.name || " ", column.tool, column.tool && column.unit));
       button.addEventListener("click", () => this.sort(i));
       cell.append(button);
       button.title = column.name;
@@ -202,7 +220,7 @@ class Grid {
     this.scroll.append(probe);
     const letter = probe.getBoundingClientRect().width / 100 || 7.5;
     probe.remove();
-    const room = ((this.scroll.closest("section.tool, main")?.clientWidth || 1200) - 8 - scrollbar()) / letter;
+    const room = ((this.scroll.closest(".part, .tool, main")?.clientWidth || 1200) - 8 - scrollbar()) / letter;
     const padding = 3;
     const wanted = this.columns.map((column, i) => Math.min(column.longest, i ? WIDEST : WIDEST_NAME));
     // On a narrow page the name leaves room for the first figure.
@@ -256,15 +274,18 @@ class Grid {
   // The columns that may be left out, in order: texts, and where there is room for figures at all
   // also the last of those.
   givesWay(isNarrow) {
-    const texts = [], figures = [];
+    const texts = [], figures = [], places = {}, counts = {};
     this.columns.forEach((column, i) => {
       if (i === 0 || (i === 1 && column.name === "type" && this.columns[0].name === "id")) return;
       (column.isNumeric ? figures : texts).unshift(i);
+      if (column.isNumeric) places[i] = counts[column.tool] = (counts[column.tool] ?? 0) + 1;
     });
+    // Each tool keeps its first figures.
+    figures.sort((a, b) => places[b] - places[a]);
     const rank = (i) => FIRST_HIDDEN.indexOf(this.columns[i].name);
     if (this.columns[0].name !== "id") return !isNarrow ? [...texts, ...figures] : figures.length ? texts : [];
     texts.sort((a, b) => rank(a) - rank(b));
-    const isLast = (i) => LAST_HIDDEN.includes(this.columns[i].name);
+    const isLast = (i) => !this.columns[i].tool && LAST_HIDDEN.includes(this.columns[i].name);
     if (isNarrow) return [...texts.filter((i) => !isLast(i)), ...texts.filter(isLast)];
     return [...texts.filter((i) => !isLast(i)), ...figures, ...texts.filter(isLast)];
   }
@@ -386,6 +407,28 @@ class Grid {
   }
 }
 
-for (const element of document.querySelectorAll("[data-grid]")) {
-  new Grid(element);
+// What is folded has no width: its tables are made when it is opened.
+function unfold(details) {
+  if (!details.open) return;
+  for (const grid of details.querySelectorAll("[data-grid]:not(.made)")) {
+    grid.classList.add("made");
+    new Grid(grid);
+  }
 }
+
+for (const grid of document.querySelectorAll("#operators [data-grid]")) new Grid(grid);
+for (const details of document.querySelectorAll("details.tool")) {
+  unfold(details);
+  details.addEventListener("toggle", () => unfold(details));
+}
+
+// Links lead to parts that are open.
+function reveal() {
+  const part = document.getElementById(location.hash.slice(1));
+  if (part?.tagName !== "DETAILS") return;
+  part.open = true;
+  part.scrollIntoView();
+}
+
+window.addEventListener("hashchange", reveal);
+reveal();

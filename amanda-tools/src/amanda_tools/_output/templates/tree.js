@@ -17,20 +17,20 @@ class Tree {
     this.room();
     const table = element("table");
     const head = table.createTHead().insertRow();
-    const heading = (text, name) => {
+    const column = (text, name) => {
       const cell = element("th", { scope: "col", class: name }, text);
       head.append(cell);
       return cell;
     };
-    heading("module", "name");
-    if (this.hasShapes) heading("output", "shape");
+    column("module", "name");
+    if (this.hasShapes) column("output", "shape");
     this.heads = figures.map((figure, f) => {
-      const button = element("button", { type: "button" }, figure.name);
-      const cell = heading(button, "n");
+      const button = element("button", { type: "button" }, ...heading(figure.name, figure.tool, figure.unit));
+      const cell = column(button, "n");
       button.addEventListener("click", () => this.sort(f));
       return cell;
     });
-    if (this.hasTypes) heading("type", "type");
+    if (this.hasTypes) column("type", "type");
     this.widen(head, table);
     this.body = table.createTBody();
     this.body.addEventListener("click", (event) => this.click(event.target.closest("tr.row")));
