@@ -193,10 +193,11 @@ print(calls)
 @pytest.fixture(scope="module")
 def printed() -> dict[str, str]:
     """What each program prints, one after the other in a process with one thread for routines."""
-    programs = dict(functions=_FUNCTIONS, threads=_THREADS, sessions=_SESSIONS, blocks=_BLOCKS)
-    run = run_python("-c", _BEGINNING + _EACH, *programs.values())
+    programs = _FUNCTIONS, _THREADS, _SESSIONS, _BLOCKS
+    run = run_python("-c", _BEGINNING + _EACH, *programs)
     assert run.returncode == 0, run.stderr
-    return dict(zip(programs, run.stdout.split("---"), strict=True))
+    names = "functions", "threads", "sessions", "blocks"
+    return dict(zip(names, run.stdout.split("---"), strict=True))
 
 
 def test_a_routine_calls_a_function_where_no_thread_is_left(printed: dict[str, str]) -> None:

@@ -152,7 +152,9 @@ class Indexed(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # inductor's own
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+)
 def test_an_error_in_compiled_code_names_the_routine(
     monkeypatch: pytest.MonkeyPatch, compiler: str
 ) -> None:
