@@ -117,7 +117,7 @@ def faults(session: nox.Session) -> None:
     ``nox -s faults -- 2/20`` tries every twentieth line, from the second on. CI tries three.
     """
     part = session.posargs[0] if session.posargs else "all"
-    _test_drivers(session, "any_line", AMANDA_INTERRUPTS=part)
+    _test_drivers(session, "an_interrupt_leaves", AMANDA_INTERRUPTS=part)
 
 
 @nox.session

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,16 +51,18 @@ def run_python(
     Args:
         words: its arguments.
         cwd: its folder; that of this process if None.
-        env: variables beside those of this process.
+        env: variables beside those of this process, and a folder for temporary files, which is
+            removed afterwards: a process that is killed removes none.
         check: raise an error where it ends with another status than 0.
         seconds: it is ended after them, with an error.
     """
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=check,
-    )
+    with tempfile.TemporaryDirectory() as temporary:
+        return subprocess.run(
+            [sys.executable, *words],
+            cwd=cwd,
+            env={**os.environ, "TMPDIR": temporary, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=check,
+        )

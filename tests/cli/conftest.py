@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,17 +72,19 @@ def driver_package(folder: Path, name: str, declared: str, running: str = "pass"
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Environment variables that make the example and the driver template look installed.
 
-    How they really install is tested in tests/packaging.
+    How they really install is tested in tests/packaging. What processes leave in their folder for
+    temporary files, as those that are killed do, is removed.
     """
     folder = tmp_path_factory.mktemp("site")
     install(folder, "amanda-example", "example = amanda_example.plugin")
     install(folder, "amanda-minigrad", "minigrad = amanda_minigrad.plugin")
     path = os.pathsep.join([str(folder), str(TOOLS), str(DRIVER), os.environ.get("PYTHONPATH", "")])
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("AMANDA")}
-    return {**inherited, "PYTHONPATH": path.rstrip(os.pathsep)}
+    with tempfile.TemporaryDirectory() as temporary:
+        yield {**inherited, "PYTHONPATH": path.rstrip(os.pathsep), "TMPDIR": temporary}
 
 
 @pytest.fixture

@@ -296,76 +296,85 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
 # -- bad input ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["-t", "largst"], "no tool named 'largst'; did you mean largest"),
-        (["-t", "largst"], "amanda tools"),
-        (["-t", "memory"], "no tool named 'memory' (did you mean profile:sort=memory? amanda"),
-        (["-t", "weights"], "(did you mean stats:tensors=weights? amanda tools lists them all"),
-        (["-t", "largest:modules=a"], "--modules is for all tools of a run"),
-        (["torchrun"], "torchrun starts amanda: torchrun ... -m amanda run ... -- /"),
-        (["-t", "largest:digit=1"], "tool largest has no option 'digit'; did you mean digits?"),
-        (["-t", "largest:digit=1"], "see: amanda tools"),
-        (["-t", "largest:digits=x"], "digits=x of tool largest is not of the form digits=integer"),
-        (["-t", "digits=1"], "no tool comes before it"),
-        (["-t", "largest:ops=mul,add"], "join it with '+': ops=mul+add"),
-        (["--every", "x"], "--every needs a whole number of at least 1, got 'x'; see: amanda run"),
-        (["--every", "0"], "--every needs a whole number of at least 1, got '0'"),
-        (["--skip=-1"], "--skip needs a whole number of at least 0, got '-1'"),
-        (["-t", "largest", "page", "--"], "come before --: leave page out"),
-        (["-t", "largest", "--html", "page", "--"], "--html takes no value"),
-        (["pip"], "did you mean /"),
-        (["-t", "largest(digits=1)"], "did you mean -t largest:digits=1?"),
-        (["-t"], "no program is given: a script, or -m and a module; "),
-        (["-o"], "program.py was taken as the value of -o: give that option one of its own"),
-        (["-o", "a", "-o", "b"], "-o is given twice (a and b); all results go to one folder"),
-        (
-            ["-t", "largest:ops=mul:digits=1"],
-            "are separated by commas: ops=mul,digits=1; see: amanda",
-        ),
-        (["cat"], "cat is a command, not a Python program: name the script that it starts"),
-        (["my"], "did you mean 'my program.py'?"),
-        (["config.yaml"], "config.yaml looks like a data file: give the program that reads"),
-        (["-t", "largest+count"], "did you mean -t largest,count?"),
-        (["-t", "largest,"], "did you mean -t largest?"),
-        (["--html", "page.html"], "--html takes no value; the page is report.html in the folder"),
-        (["-t", "-o"], "run: -t needs a value; see: amanda run --help"),
-        (["-o", ""], "run: -o needs the name of a folder, got an empty string"),
-        (["--largest"], "largest is a tool: -t largest"),
-        (["--epochs=3"], "no option --epochs=3; those of the program follow its name: script.py"),
-        (["--htm"], "there is no option --htm; did you mean --html? see: amanda run --help"),
-        (["-modules", "a"], "there is no option -modules; did you mean --modules?"),
-        (["--driver", "minigrad-eager,minigra"], "no driver named 'minigra'; did you mean"),
-        ([""], "no program is given"),
-        (["-m"], "No module named /"),
-        (["progam.py"], "did you mean program.py?"),
-        (["folder.train"], "did you mean -m folder.train?"),
-        (["--digits=1", "-t", "largest"], "is an option of a tool: -t largest:digits=1"),
-        (["--module=a"], "no option --module=a; did you mean --modules"),
-        (["-t", "largest", "digits=1"], "options of a tool follow its name: -t largest:digits=1"),
-        (["-t", "largest", "count"], "count is a tool: amanda run -t largest,count -- "),
-        (["--driver", "minigrad"], "no driver named 'minigrad'; did you mean minigrad-eager?"),
-        (["--ops", ""], "--ops needs one or more names, got ''; see: "),
-        (["--modules", "+"], "--modules needs one or more names, got '+'; see: "),
-        (["-o", "program.py"], "program.py: something of that name exists and is not"),
-        (["-o", "program.py/out"], "cannot write to the output folder program.py/out: Not a dir"),
-        (["-o", "/proc/out"], "cannot write to the output folder /proc/out"),
-    ],
-)
+WRONG_USAGE = [
+    (["-t", "largst"], "no tool named 'largst'; did you mean largest"),
+    (["-t", "largst"], "amanda tools"),
+    (["-t", "memory"], "no tool named 'memory' (did you mean profile:sort=memory? amanda"),
+    (["-t", "weights"], "(did you mean stats:tensors=weights? amanda tools lists them all"),
+    (["-t", "largest:modules=a"], "--modules is for all tools of a run"),
+    (["torchrun"], "torchrun starts amanda: torchrun ... -m amanda run ... -- /"),
+    (["-t", "largest:digit=1"], "tool largest has no option 'digit'; did you mean digits?"),
+    (["-t", "largest:digit=1"], "see: amanda tools"),
+    (["-t", "largest:digits=x"], "digits=x of tool largest is not of the form digits=integer"),
+    (["-t", "digits=1"], "no tool comes before it"),
+    (["-t", "largest:ops=mul,add"], "join it with '+': ops=mul+add"),
+    (["--every", "x"], "--every needs a whole number of at least 1, got 'x'; see: amanda run"),
+    (["--every", "0"], "--every needs a whole number of at least 1, got '0'"),
+    (["--skip=-1"], "--skip needs a whole number of at least 0, got '-1'"),
+    (["-t", "largest", "page", "--"], "come before --: leave page out"),
+    (["-t", "largest", "--html", "page", "--"], "--html takes no value"),
+    (["pip"], "did you mean /"),
+    (["-t", "largest(digits=1)"], "did you mean -t largest:digits=1?"),
+    (["-t"], "no program is given: a script, or -m and a module; "),
+    (["-o"], "program.py was taken as the value of -o: give that option one of its own"),
+    (["-o", "a", "-o", "b"], "-o is given twice (a and b); all results go to one folder"),
+    (["-t", "largest:ops=mul:digits=1"], "separated by commas: ops=mul,digits=1; see: amanda"),
+    (["cat"], "cat is a command, not a Python program: name the script that it starts"),
+    (["my"], "did you mean 'my program.py'?"),
+    (["config.yaml"], "config.yaml looks like a data file: give the program that reads"),
+    (["-t", "largest+count"], "did you mean -t largest,count?"),
+    (["-t", "largest,"], "did you mean -t largest?"),
+    (["--html", "page.html"], "--html takes no value; the page is report.html in the folder"),
+    (["-t", "-o"], "run: -t needs a value; see: amanda run --help"),
+    (["-o", ""], "run: -o needs the name of a folder, got an empty string"),
+    (["--largest"], "largest is a tool: -t largest"),
+    (["--epochs=3"], "no option --epochs=3; those of the program follow its name: script.py"),
+    (["--htm"], "there is no option --htm; did you mean --html? see: amanda run --help"),
+    (["-modules", "a"], "there is no option -modules; did you mean --modules?"),
+    (["--driver", "minigrad-eager,minigra"], "no driver named 'minigra'; did you mean"),
+    ([""], "no program is given"),
+    (["-m"], "No module named /"),
+    (["progam.py"], "did you mean program.py?"),
+    (["folder.train"], "did you mean -m folder.train?"),
+    (["--digits=1", "-t", "largest"], "is an option of a tool: -t largest:digits=1"),
+    (["--module=a"], "no option --module=a; did you mean --modules"),
+    (["-t", "largest", "digits=1"], "options of a tool follow its name: -t largest:digits=1"),
+    (["-t", "largest", "count"], "count is a tool: amanda run -t largest,count -- "),
+    (["--driver", "minigrad"], "no driver named 'minigrad'; did you mean minigrad-eager?"),
+    (["--ops", ""], "--ops needs one or more names, got ''; see: "),
+    (["--modules", "+"], "--modules needs one or more names, got '+'; see: "),
+    (["-o", "program.py"], "program.py: something of that name exists and is not"),
+    (["-o", "program.py/out"], "cannot write to the output folder program.py/out: Not a dir"),
+    (["-o", "/proc/out"], "cannot write to the output folder /proc/out"),
+]
+
+EACH_IN_TURN = """
+import json, sys
+from amanda.cli import main
+for words in json.loads(sys.argv[1]):
+    try:
+        print(main(["run", *words]))
+    except SystemExit as error:
+        print(error.code)
+"""
+
+
 def test_wrong_usage_is_said_before_the_program_starts(
-    words: list[str], said: str, amanda: Command, program: str, script: Script
+    python: Command, program: str, script: Script
 ) -> None:
     """An unknown name, a bad value or a folder that cannot be written ends with status 2."""
     script("1", "folder/train.py")
     script("1", "config.yaml")
     script("1", "my program.py")
-    last = "program.py" if "my" in words or words[-1] in ("-t", "-o") else program
-    run = amanda("run", *words, last)
-    assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr.startswith("amanda: error: ")
-    assert run.stderr.count("\n") == 1
-    assert said in run.stderr
+    given = [
+        [*words, "program.py" if "my" in words or words[-1] in ("-t", "-o") else program]
+        for words, _ in WRONG_USAGE
+    ]
+    run = python("-c", EACH_IN_TURN, json.dumps(given))
+    assert run.stdout.splitlines() == ["2"] * len(given)
+    for (words, said), line in zip(WRONG_USAGE, run.stderr.splitlines(), strict=True):
+        assert line.startswith("amanda: error: ")
+        assert said in line, words
 
 
 def test_tools_after_the_program_are_named(amanda: Command, script: Script) -> None:

@@ -86,6 +86,7 @@ def compared(program: Program) -> Row:
 def _start(program: Program, rank: int, store: str) -> subprocess.Popen[str]:
     """Start one process of a program."""
     ranks = {"RANK": str(rank), "WORLD_SIZE": str(program.ranks), "AMANDA_PROGRAMS_STORE": store}
+    ranks["TMPDIR"] = store
     return subprocess.Popen(
         [sys.executable, "-m", "tests.programs", program.framework, program.name, "--one"],
         env={**os.environ, **ENVIRONMENT, **program.environment, **ranks},

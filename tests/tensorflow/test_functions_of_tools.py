@@ -46,6 +46,14 @@ def instrumented(work):
 x = tf.ones((4, 4))
 """
 
+_EACH = """
+import sys
+for number, program in enumerate(sys.argv[1:]):
+    print("---" if number else "")
+    calls.clear()
+    exec(program, globals())
+"""
+
 _FUNCTIONS = """
 @tf.function
 def total(t):
@@ -182,15 +190,19 @@ print(calls)
 """
 
 
-def _printed(program: str) -> str:
-    run = run_python("-c", _BEGINNING + program)
+@pytest.fixture(scope="module")
+def printed() -> dict[str, str]:
+    """What each program prints, one after the other in a process with one thread for routines."""
+    programs = _FUNCTIONS, _THREADS, _SESSIONS, _BLOCKS
+    run = run_python("-c", _BEGINNING + _EACH, *programs)
     assert run.returncode == 0, run.stderr
-    return run.stdout
+    names = "functions", "threads", "sessions", "blocks"
+    return dict(zip(names, run.stdout.split("---"), strict=True))
 
 
-def test_a_routine_calls_a_function_where_no_thread_is_left() -> None:
+def test_a_routine_calls_a_function_where_no_thread_is_left(printed: dict[str, str]) -> None:
     """A routine in a graph calls functions, also if it has the only thread that could run them."""
-    lines = _printed(_FUNCTIONS).split()
+    lines = printed["functions"].split()
     assert lines[::2] == [
         *("total", "loop", "through_numpy", "inner_gradient", "compiled"),
         *("gradient", "predict", "mapped", "rows"),
@@ -200,19 +212,21 @@ def test_a_routine_calls_a_function_where_no_thread_is_left() -> None:
     assert counts[0] > 0
 
 
-def test_threads_whose_routines_call_functions_do_not_wait_for_each_other() -> None:
+def test_threads_whose_routines_call_functions_do_not_wait_for_each_other(
+    printed: dict[str, str],
+) -> None:
     """Routines of eager operators and of graphs in several threads call functions."""
-    assert int(_printed(_THREADS)) > 0
+    assert int(printed["threads"]) > 0
 
 
-def test_a_routine_in_a_session_runs_another_session() -> None:
+def test_a_routine_in_a_session_runs_another_session(printed: dict[str, str]) -> None:
     """A routine runs another session, which needs no thread of the pool that both share."""
-    assert _printed(_SESSIONS).strip() in ("{64.0}", "{np.float32(64.0)}")
+    assert printed["sessions"].strip() in ("{64.0}", "{np.float32(64.0)}")
 
 
-def test_a_routine_opens_blocks_while_another_thread_makes_a_copy() -> None:
+def test_a_routine_opens_blocks_while_another_thread_makes_a_copy(printed: dict[str, str]) -> None:
     """Scopes, switches and analyses that a routine adds do not wait for a thread that copies."""
-    assert _printed(_BLOCKS).strip() == "[1]"
+    assert printed["blocks"].strip() == "[1]"
 
 
 def _case(index: tf.Tensor) -> tf.Tensor:

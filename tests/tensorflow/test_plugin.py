@@ -79,16 +79,6 @@ def test_any_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
         assert plugin.installed() == (wanted, "2.21.0")
 
 
-def test_plugin_imports_no_framework() -> None:
-    """Loading it, with its mapping rules, leaves TensorFlow and all others alone."""
-    code = (
-        "import sys, amanda, amanda_tensorflow.plugin as plugin\n"
-        "plugin.amanda_register_mapping_rules()\n"
-        "print({'tensorflow', 'keras', 'torch', 'numpy'} & set(sys.modules))"
-    )
-    assert printed(code) == "set()"
-
-
 def test_the_context_stays_uninitialised() -> None:
     """Neither the import of the drivers nor a scope without operators initialises TensorFlow:
     devices can be configured after them."""

@@ -170,13 +170,6 @@ def test_the_result_is_the_index() -> None:
     ]
 
 
-def test_the_toy_framework(tmp_path: Path) -> None:
-    """The tool has no branch for a framework."""
-    tool = applied(DumpTool(), lambda: lb.relu(lb.tensor([-1.0, 2.0])))
-    found = read(tool, tmp_path)
-    assert found["/relu:0", "output0", 0].tolist() == [0.0, 2.0]
-
-
 _KILLED = """
 import os, signal
 import torch

@@ -139,18 +139,6 @@ def test_another_tool_finds_the_graph_in_the_context() -> None:
     assert set(map(id, found)) == {id(tracing.graph)}
 
 
-def test_operators_met_later_are_connected() -> None:
-    """An operator of a later iteration reads what known operators have produced in it."""
-    tool, x = GraphTracingTool(), lb.tensor([1.0])
-    with amanda.apply(tool):
-        for iteration in range(3):
-            y = lb.relu(x)
-            if iteration == 2:
-                y = lb.mul(y, y)
-            amanda.new_iteration()
-    assert tool.graph.edges == [Edge("/relu:0", 0, "/mul:0", 0), Edge("/relu:0", 0, "/mul:0", 1)]
-
-
 def test_a_substitute_is_the_output_that_it_stands_for() -> None:
     """The edges are those of the program, whatever a tool before or behind puts in their place."""
 

@@ -1,6 +1,6 @@
 """Programs of Keras where PyTorch is its backend: steps, samples, phases and parameters.
 
-The backend is chosen when Keras is imported: each program runs in a process of its own.
+The backend is chosen when Keras is imported: programs run in another process.
 """
 
 from __future__ import annotations
@@ -53,33 +53,44 @@ for start in (0, 4, 8):
 TRAINING = ("fit", "fit after a call", "loop", "loop with PyTorch's optimizer")
 
 
-def results(folder: Path, program: str) -> dict[str, Any]:
-    """What ``flops`` and ``summary`` write about a program."""
-    script = folder / "program.py"
-    script.write_text(BUILD + program)
-    out = folder / "out"
-    command = ["-m", "amanda", "run", "-t", "flops,summary", "-o", str(out)]
-    run_on_pytorch(*command, "--", str(script))
-    names = ("flops", "summary")
-    return {name: json.loads((out / f"{name}.json").read_text()) for name in names}
+RUN = """
+import json, sys
+import amanda
+
+for program in sys.argv[1:]:
+    tools = [amanda.tools.load(name)() for name in ("flops", "summary")]
+    with amanda.apply(*tools):
+        exec(program, {})
+    print(json.dumps([tool.result() for tool in tools]))
+"""
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    """What ``flops`` and ``summary`` find in each program, one after the other in a process."""
+    programs = [BUILD + program for program in PROGRAMS.values()]
+    printed = run_on_pytorch("-c", RUN, *programs).splitlines()
+    return dict(zip(PROGRAMS, map(json.loads, printed), strict=True))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_step_of_keras_on_pytorch_is_that_of_the_program(name: str, tmp_path: Path) -> None:
+def test_a_step_of_keras_on_pytorch_is_that_of_the_program(
+    name: str, results: dict[str, Any]
+) -> None:
     """Three steps of four samples: what Keras runs to learn shapes is setup and no pass."""
-    found = results(tmp_path, PROGRAMS[name])
-    summary = found["flops"]["summary"]
+    flops, tree = results[name]
+    summary = flops["summary"]
     assert summary["steps"] == 3
     step = summary["per_step"]
     assert (step["flops"], step["samples"]) == (FORWARD, 4)
     assert step["flops_backward"] == (BACKWARD if name in TRAINING else 0)
     assert summary["per_sample"]["flops"] == FORWARD / 4
-    assert list(found["summary"]["summary"]["models"]) == ["net"]
+    assert list(tree["summary"]["models"]) == ["net"]
     before = FORWARD // 2 if name == "fit after a call" else 0
-    model = [row for row in found["flops"]["ops"] if row["phase"] == "forward"]
+    model = [row for row in flops["ops"] if row["phase"] == "forward"]
     assert sum(row["flops"] for row in model) == 3 * FORWARD + before
     assert (summary["params"], summary["weight_bytes"]) == (PARAMETERS, 4 * PARAMETERS)
-    rows = {row["path"]: row for row in found["summary"]["modules"]}
+    rows = {row["path"]: row for row in tree["modules"]}
     assert {row["calls"] for row in rows.values()} <= {1, 4}
     assert [rows[path]["parameters"] for path in rows] == [PARAMETERS, 144, 51]
 

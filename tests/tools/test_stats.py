@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import amanda
-from amanda.testing import loopback as lb
 from amanda_tools._values import moments as moments_module
 from amanda_tools._values.moments import KnownMoments, Moments
 from amanda_tools._values.tensors import reader_of
@@ -542,13 +541,6 @@ def test_convolutions_are_looked_at_along_their_inputs() -> None:
     assert row["pattern_share"] == 1
     with pytest.raises(ValueError, match="pattern"):
         SparsityTool(pattern="4:2")
-
-
-def test_the_toy_framework() -> None:
-    """The tools have no branch for a framework."""
-    tool = applied(StatsTool(tensors="activations"), lambda: lb.relu(lb.tensor([-1.0, 2.0])))
-    [row] = [row for row in tool.op_rows() if row["type"] == "relu"]
-    assert (row["mean"], row["zeros"]) == (1.0, 1)
 
 
 @pytest.mark.parametrize("name", ["stats", "sparsity"])

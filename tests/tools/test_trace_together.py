@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import torch  # noqa: F401 - without it remat refuses a program
 from tensorflow import keras
 
 import amanda
@@ -93,11 +95,17 @@ def edges(program: Program, *names: str, last: bool = True) -> list[Any]:
     return trace.graph.edges
 
 
+@functools.cache
+def edges_alone(program: Callable[[], Program]) -> list[Any]:
+    """The edges without another tool."""
+    return edges(program())
+
+
 @pytest.mark.filterwarnings("ignore::amanda.errors.CoverageWarning")
 @pytest.mark.parametrize("name", OTHERS)
 def test_edges_of_a_function_are_those_of_trace_alone(name: str) -> None:
     """The edges do not depend on the tool beside ``trace``, nor on their order."""
-    alone = edges(function())
+    alone = edges_alone(function)
     assert len(alone) > 8
     assert edges(function(), name) == alone
     assert edges(function(), name, last=False) == alone
@@ -109,6 +117,6 @@ def test_edges_in_other_modes_are_those_of_trace_alone(
     name: str, program: Callable[[], Program]
 ) -> None:
     """Nor do they in a session, in ``fit`` and in eager execution."""
-    alone = edges(program())
+    alone = edges_alone(program)
     assert len(alone) > 3
     assert edges(program(), name) == alone

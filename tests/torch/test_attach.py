@@ -72,13 +72,6 @@ def test_the_module_call_is_the_users_own_again() -> None:
     assert vars(Called)["__call__"] is own
 
 
-def test_the_plugin_imports_no_torch() -> None:
-    """Loading the plugin imports no PyTorch."""
-    code = "import sys, amanda_torch.plugin; sys.exit('torch' in sys.modules)"
-    done = run_python("-c", code)
-    assert done.returncode == 0
-
-
 def test_lazily_imported_dynamo_is_handled() -> None:
     """A process in which Dynamo is imported inside the scope runs compiled functions eagerly."""
     code = """

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
-from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -278,25 +277,3 @@ def test_scripted_classes_find_the_names_of_their_program() -> None:
                 return successor(self.x)
 
     assert Pair(2).following() == 3
-
-
-@pytest.mark.parametrize("fullgraph", [False, True])
-@pytest.mark.filterwarnings("ignore::amanda.errors.CoverageWarning")
-def test_many_scopes_on_one_compiled_function(fullgraph: bool) -> None:
-    """However many scopes a compiled function runs under, it is compiled as often as under one."""
-
-    def doubled(x: torch.Tensor) -> torch.Tensor:
-        return (x * 2).relu()
-
-    def run() -> int:
-        counter = ForwardCounter()
-        with applied(counter):
-            compiled(X)
-        compiled(X)
-        assert counter.ops["relu"] == 1
-        return int(counters["frames"]["ok"])
-
-    compiled = torch.compile(doubled, backend="eager", fullgraph=fullgraph)
-    first = run()
-    # Dynamo gives up on a function that it has compiled for the eighth time.
-    assert [run() for _ in range(20)] == [first] * 20

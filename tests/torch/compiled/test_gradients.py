@@ -20,7 +20,9 @@ from tests import models
 from tests.torch.compiled.support import Counting, X
 from tests.torch.support import applied, fingerprint
 
-COMPILERS = pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+COMPILERS = pytest.mark.parametrize(
+    "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+)
 
 Analysis = Callable[[amanda.OpContext], Any]
 RUNS = 5

@@ -114,28 +114,6 @@ def test_compiled_equals_eager(net: Net) -> None:
     assert not equal(train(net, net), eager)
 
 
-def test_differentiable_routine(net: Net) -> None:
-    """Recorded under ad_enabled(), a routine takes part in AD."""
-
-    @amanda.traceable
-    def doubled(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    def analysis(context: amanda.OpContext) -> None:
-        with amanda.ad_enabled():
-            context.insert_before_op(doubled, inputs=[0])
-
-    with compiled(on("relu", analysis)):
-        run = train(torch.compile(net, backend="aot_eager"), net)
-    net.layers.insert(1, Doubled())
-    assert equal(run, train(net, net))
-
-
-class Doubled(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-
 # -- operator by operator ---------------------------------------------------
 
 
@@ -152,7 +130,9 @@ class Indexed(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # inductor's own
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+)
 def test_an_error_in_compiled_code_names_the_routine(
     monkeypatch: pytest.MonkeyPatch, compiler: str
 ) -> None:

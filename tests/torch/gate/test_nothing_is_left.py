@@ -181,28 +181,6 @@ def test_threads_that_compute_meanwhile() -> None:
     assert seen == [["/exp:0", "/sum:0"]] * 30
 
 
-@pytest.mark.usefixtures("gated")
-def test_other_threads_compile_without_breaks() -> None:
-    """A model that a thread outside of the scope compiles is one graph: Dynamo sees through what
-    takes the place of a module's call."""
-    model, done = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), []
-    ready, begun = threading.Event(), threading.Event()
-
-    def work() -> None:
-        begun.wait()
-        compiled = torch.compile(model, backend="eager", fullgraph=True)
-        done.append(compiled(torch.ones(1, 2)).shape)
-        ready.set()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    with applied(Watcher()):
-        begun.set()
-        ready.wait(60)
-    thread.join()
-    assert done == [(1, 2)]
-
-
 def test_the_stack_looks_as_if_the_mode_lay_there() -> None:
     """Every question about the stack of modes is answered with the mode, among others, too; a
     device that is set with a with-statement lies above it, and is taken off alone."""
