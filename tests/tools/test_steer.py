@@ -1,0 +1,197 @@
+"""``steer``: activations are changed by place, step and position of the token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import torch
+from safetensors.numpy import save_file
+
+import amanda
+from amanda.errors import FileError, UnsupportedProgramError
+from amanda_tools.steer import SteerTool
+from tests import torchvision_ops  # noqa: F401 - transformers imports torchvision if it is there
+from tests.running import run_python
+
+X = np.arange(24, dtype="float32").reshape(2, 3, 4) / 10
+V = np.float32([1, -2, 3, 0.5])
+
+HOW: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda y, v: y + v,
+    "scale": lambda y, v: y * v,
+    "replace": lambda y, v: v + 0 * y,
+}
+
+
+def run_torch() -> Any:
+    layer = torch.nn.Linear(4, 4, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(2 * torch.eye(4))
+        return torch.nn.Sequential(layer)(torch.tensor(X)).numpy()
+
+
+def run_keras(way: str) -> Any:
+    layer = keras.layers.Dense(4, use_bias=False, kernel_initializer="identity", name="0")
+    model = keras.Sequential([keras.Input((3, 4)), layer], name="net")
+    layer.set_weights([2 * np.eye(4)])
+    return model.predict(X, verbose=0) if way == "graph" else model(tf.constant(X)).numpy()
+
+
+RUNS = {
+    "torch": run_torch,
+    "eager": lambda: run_keras("eager"),
+    "graph": lambda: run_keras("graph"),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("mode", RUNS)
+def test_outputs_of_a_module_are_changed(mode: str, how: Any, tmp_path: Path) -> None:
+    """By a number, a vector or a row for each token, at some tokens, in every mode."""
+    np.save(tmp_path / "v.npy", V)
+    # In a graph the model's inputs, and so the tokens in an axis of all samples, are not known.
+    place = {"torch": "0", "eager": "net/0", "graph": "net/0/Reshape:1"}[mode]
+    save_file({place: np.stack([V, -V])}, tmp_path / "rows.safetensors")
+    plain, change = 2 * X, HOW[how]
+    cases: list[tuple[dict[str, Any], Any, Any]] = [
+        ({"at": place, "value": 3}, slice(None), 3),
+        ({"at": ["zero", place], "file": f"{tmp_path}/v.npy", "tokens": ["0", "2-"]}, [0, 2], V),
+        ({"file": f"{tmp_path}/rows.safetensors", "value": 2}, [0, 1], 2 * np.stack([V, -V])),
+        ({"at": "*0*", "steps": "1-"}, [], 1),
+    ]
+    for options, tokens, value in cases:
+        expected = plain.copy()
+        expected[:, tokens] = change(plain[:, tokens], value)
+        tool = SteerTool(how=how, **options)
+        with amanda.apply(tool):
+            found = RUNS[mode]()
+        np.testing.assert_array_equal(found, expected)
+        assert tool.result()["summary"]["changed"] == (tokens != [])
+    np.testing.assert_array_equal(RUNS[mode](), plain)
+
+
+def language_model(kind: str) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    special = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+    if kind == "gpt2":
+        return GPT2LMHeadModel(
+            GPT2Config(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=32, **special)
+        ).eval()
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    return LlamaForCausalLM(LlamaConfig(num_attention_heads=2, **sizes, **special)).eval()
+
+
+PLACES = {
+    # Its tokens are all in one axis; the residual stream, by the id of an addition.
+    "gpt2": ["transformer.h.0.mlp.c_proj", "*.h.0/add:1"],
+    "llama": ["model.layers.0.mlp.down_proj", "*.layers.0/add:1"],
+}
+
+
+@pytest.mark.parametrize(("kind", "place"), [(k, p) for k in PLACES for p in PLACES[k]])
+def test_positions_are_those_of_the_sequence(kind: str, place: str, tmp_path: Path) -> None:
+    """Of a prompt with padding, with each kind of cache, as without one; and a one-token prompt."""
+    model = language_model(kind)
+    np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=16).astype("float32"))
+    for prompt in ([[5, 6, 7], [8, 9, 10]], [[0, 0, 4], [8, 9, 10]], [[5]]):
+        tokens = torch.tensor(prompt)
+        given = {"attention_mask": (tokens != 0).long(), "max_new_tokens": 5, "do_sample": False}
+        tool = SteerTool(at=place, file=f"{tmp_path}/v.npy", value=4, tokens=["0", "3-4"])
+        logits = []
+        for cache in ({}, {"cache_implementation": "static"}, {"use_cache": False}):
+            with amanda.apply(tool):
+                out = model.generate(
+                    tokens, **given, **cache, disable_compile=True, output_logits=True,
+                    return_dict_in_generate=True,
+                )  # fmt: skip
+            logits.append(torch.stack(out.logits))
+        torch.testing.assert_close(logits[1], logits[0])
+        torch.testing.assert_close(logits[2], logits[0])
+        plain = torch.stack(
+            model.generate(tokens, **given, output_logits=True, return_dict_in_generate=True).logits
+        )
+        same = [torch.allclose(one, other) for one, other in zip(plain, logits[0], strict=True)]
+        assert not any(same)
+
+
+def test_a_loop_with_a_cache_goes_on() -> None:
+    """Without ``position_ids`` a pass of one token follows the one before it."""
+    model, seen = language_model("llama"), []
+    tool = SteerTool(at="model.layers.1.mlp.down_proj", tokens=["3"])
+    with torch.no_grad(), amanda.apply(tool):
+        for _ in range(2):
+            cache = None
+            for ids in [[5, 6, 7]], [[8]], [[9]]:
+                mask = torch.ones(1, 3 if cache is None else cache.get_seq_length() + 1)
+                cache = model(torch.tensor(ids), mask, past_key_values=cache).past_key_values
+                seen.append(tool.result()["summary"]["changed"])
+    assert seen == [0, 1, 1, 1, 2, 2]
+
+
+def test_gradients_are_those_of_what_is_computed() -> None:
+    """A layer that is scaled has a gradient that is."""
+    layer = torch.nn.Linear(4, 4)
+    with amanda.apply(SteerTool(at="", how="scale", value=0.5)):
+        layer(torch.tensor(X)).sum().backward()
+    assert layer.bias.grad.tolist() == [3.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({}, ValueError, "steer: give at=, op ids and module paths"),
+        ({"at": "a", "file": "v.safetensors"}, ValueError, "steer: give at="),
+        ({"at": "a", "file": "v.txt"}, ValueError, "steer: give at="),
+        ({"at": "a", "file": "none.npy"}, OSError, "none.npy"),
+        ({"file": "none.safetensors"}, OSError, "none.safetensors"),
+        ({"at": "a", "tokens": "3:5"}, ValueError, "'3:5' is no number, and no range such as 3-5"),
+        ({"at": "a", "file": __file__ + "/../words.npy"}, FileError, "words.npy cannot be read"),
+    ],
+)
+def test_wrong_options_are_refused(
+    options: dict[str, Any], error: type, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the program runs, with the right form."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.npy").write_text("no numbers")
+    if "words" in str(options.get("file")):
+        options = {**options, "file": "words.npy"}
+    with pytest.raises(error, match=said):
+        SteerTool(**options)
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """A tensor of another size, and tokens where an output has none; the message names both."""
+    np.save(tmp_path / "v.npy", np.ones(5))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    wrong = SteerTool(at="0", file=f"{tmp_path}/v.npy")
+    said = r"has the shape \(5,\), op .*linear:0 gives \(2, 3, 4\)"
+    with amanda.apply(wrong), pytest.raises(UnsupportedProgramError, match=said):
+        model(torch.ones(2, 3, 4))
+    said = "gives .2, 9, 3, 4., without a row for each token"
+    wrong = SteerTool(at="0", tokens="1")
+    with amanda.apply(wrong), pytest.raises(UnsupportedProgramError, match=said):
+        model(torch.ones(2, 9, 3, 4))
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    """From a file, with a hint for a module that has no weight of its own."""
+    save_file({"0": V, "1": V}, tmp_path / "v.safetensors")
+    (tmp_path / "run.py").write_text(
+        "import torch\nm = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())\n"
+        "print(m(torch.zeros(1, 4)) is None)\n"
+    )
+    run = run_python(
+        *("-m", "amanda", "run", "-t", "steer:file=v.safetensors,how=replace", "run.py"),
+        cwd=tmp_path, check=True,
+    )  # fmt: skip
+    assert "steer: 1 output changed (replace)" in run.stdout
+    assert "it runs Sequential.1/relu:0, to be named by its id" in run.stdout
