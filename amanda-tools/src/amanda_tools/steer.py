@@ -56,9 +56,9 @@ class SteerOptions:
 
 
 class SteerTool(PrintingTool[SteerOptions]):
-    """Adds to activations, scales or replaces them, at chosen steps and tokens.
+    """Adds to activations, scales or replaces them, at steps and tokens.
 
-    Example: ``amanda run -t steer:at=model.layers.6.mlp.down_proj,file=v.npy -- generate.py``
+    Example: ``amanda run -t steer:at=model.layers.6.mlp,how=scale,value=0 -o out -- generate.py``
     """
 
     name = "steer"
