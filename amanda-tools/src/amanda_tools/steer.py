@@ -167,8 +167,8 @@ class SteerTool(PrintingTool[SteerOptions]):
         title = f"steer: {plural(self._counts['changed'].total(), 'output')} changed"
         yield Table(f"{title} ({self.options.how})", ("op", "executions", "changed"), rows)
         if self._unmet:
-            rows = list(self._unmet.items())
-            yield Table("steer: places that no operator has", ("place", "hint"), rows)
+            unmet = list(self._unmet.items())
+            yield Table("steer: places that no operator has", ("place", "hint"), unmet)
 
 
 def _read_values(options: SteerOptions) -> dict[str, Array]:
