@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import sys
@@ -101,36 +100,29 @@ def test_results_are_kept_and_the_status_is_the_program_s(
 STOPS = """
 import amanda
 
+def stop(*tensors):
+    raise amanda.StopRun("it is enough")
+
 class StopTool(amanda.Tool):
-    def __init__(self, point: str = "analysis"):
-        super().__init__()
-        self.point = point
-        self.add_inst_for_op(self.analyse)
-
-    def analyse(self, context):
-        if context.get_op_id() == "/mul:0":
-            context.insert_after_op(self.stop) if self.point == "routine" else self.stop()
-
-    def stop(self, *tensors):
-        raise amanda.StopRun("it is enough")
+    def __init__(self, at: str):
+        self.add_inst_for_op(stop if at == "analysis" else lambda c: c.insert_after_op(stop))
 """
 
 
-@pytest.mark.parametrize("point", ["analysis", "routine"])
+@pytest.mark.parametrize("at", ["analysis", "routine"])
 def test_a_tool_may_end_the_program(
-    point: str, amanda: Command, script: Script, tmp_path: Path
+    at: str, amanda: Command, script: Script, tmp_path: Path
 ) -> None:
     """With status 0, the reason in the last line and on the page, and all results; the program
     cleans up, and does not catch it as an error."""
     script(STOPS, "stops.py")
-    text = "try:\n    mg.mul(a, a)\nexcept Exception:\n    pass\nfinally:\n    print('cleaned')\n"
-    path = str(script(f"{OPERATORS}{text}mg.add(a, a)\n"))
-    tools = f"count,stops.py:StopTool:point={point}"
-    run = amanda("run", "-t", tools, "-o", "out", "--html", path)
+    caught = "try:\n    mg.add(a, a)\nexcept Exception:\n    pass\nfinally:\n    print('cleaned')\n"
+    path = str(script(OPERATORS.replace("mg.add(a, a)\n", caught)))
+    run = amanda("run", "-t", f"count,stops.py:StopTool:at={at}", "-o", "out", "--html", path)
     assert (run.returncode, run.stderr) == (0, "")
     lines = run.stdout.splitlines()
-    assert lines[:2] == ["program", "cleaned"]
-    assert re.match("amanda: stopped: it is enough; (1 op|2 ops), all seen", lines[-1])
+    assert lines[0] == "cleaned"
+    assert lines[-1].startswith("amanda: stopped: it is enough; ")
     assert '"/add:0"' in (tmp_path / "out/count.json").read_text()
     assert "<dd>stopped: it is enough</dd>" in (tmp_path / "out/report.html").read_text()
 

@@ -220,6 +220,10 @@ def test_one_call_writes_the_page_of_tools(tmp_path: Path) -> None:
     assert column(tables(page)["Operators"], "id") == ["/mul:0"]
     amanda.report(tools[1], path)
     assert "<title>Own</title>" in path.read_text()
+    # In a notebook the page is in a frame.
+    shown = str(Own()._repr_html_())
+    assert '<iframe class="amanda-frame" sandbox="allow-scripts"' in shown
+    assert "&amp;lt;own&amp;gt;" in shown
 
 
 @pytest.mark.parametrize(
@@ -232,18 +236,10 @@ def test_one_call_writes_the_page_of_tools(tmp_path: Path) -> None:
     ],
 )
 def test_what_has_no_page_is_said(given: Any, error: type, said: str, tmp_path: Path) -> None:
-    """What is no tool, and a tool without results; no file is written."""
+    """What is no tool, and a tool without results, which notebooks show as text."""
     with pytest.raises(error, match=said):
         amanda.report(given, tmp_path / "out.html")
     assert not (tmp_path / "out.html").exists()
-
-
-def test_notebooks_show_tools_with_results() -> None:
-    """In a frame, or as text where there is nothing to show."""
-    shown = Own()._repr_html_()
-    assert shown is not None
-    assert '<iframe class="amanda-frame" sandbox="allow-scripts"' in shown
-    assert "&amp;lt;own&amp;gt;" in shown
     assert amanda.Tool()._repr_html_() is None
 
 

@@ -11,7 +11,7 @@ from amanda.tools.reporting import ReportingTool
 OUTSIDE = "outside of the model"
 """What the titles of the tables with a line for each other phase contain."""
 
-ACTING = ("inject", "prune", "quantize", "remat")
+ACTING = ("inject", "prune", "quantize", "remat", "steer")
 """Tools that change what a program computes: each runs by itself."""
 
 MODEL = {"forward", "backward"}
@@ -24,8 +24,8 @@ def names() -> list[str]:
 
 
 def make(name: str) -> ReportingTool[Any]:
-    """A tool without options."""
-    tool = amanda.tools.load(name)()
+    """A tool without options, where it can be."""
+    tool = amanda.tools.load(name)(**({"at": "*", "how": "scale"} if name == "steer" else {}))
     assert isinstance(tool, ReportingTool)
     return tool
 

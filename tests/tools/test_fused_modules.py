@@ -21,6 +21,7 @@ ACTING: dict[str, dict[str, Any]] = {
     "quantize": {},
     # Without gradients it has nothing to do, but it is asked.
     "remat": {},
+    "steer": {"at": "*linear:0"},
 }
 OURS = sorted(name for name, e in tools.available().items() if e.target.startswith("amanda_tools."))
 X = torch.linspace(-1, 1, 48).reshape(2, 3, 8)

@@ -13,6 +13,7 @@ from torch._dynamo import explain
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import amanda
+from tests.tools.phase_support import make
 
 TRACERS: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
     "jit.trace": lambda model, x: torch.jit.trace(model, x).inlined_graph,
@@ -39,7 +40,7 @@ def test_tracers_record_the_model_alone_under_every_tool(name: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2))).eval()
     x = torch.randn(3, 4)
     vanilla = {way: recorded(model, x, way) for way in TRACERS}
-    with amanda.apply(amanda.tools.load(name)()):
+    with amanda.apply(make(name)):
         model(x)
         under = {way: recorded(model, x, way) for way in TRACERS}
         model(x)

@@ -125,8 +125,9 @@ def report(tools: Tool | _Iterable[Tool], path: str | _PathLike[str]) -> _Path:
     """
     from amanda.cli import pages
 
-    are_many = isinstance(tools, _Iterable) and not isinstance(tools, (Tool, str))
-    pages.write_page(_Path(path), pages.report_of(list(tools) if are_many else [tools]))
+    is_one = isinstance(tools, (Tool, str)) or not isinstance(tools, _Iterable)
+    given: _Any = [tools] if is_one else tools
+    pages.write_page(_Path(path), pages.report_of(list(given)))
     return _Path(path)
 
 

@@ -31,6 +31,7 @@ def amanda_register_tools() -> Mapping[str, str]:
         "remat": "amanda_tools.remat:RematTool",
         "sparsity": "amanda_tools.sparsity:SparsityTool",
         "stats": "amanda_tools.stats:StatsTool",
+        "steer": "amanda_tools.steer:SteerTool",
         "summary": "amanda_tools.summary:SummaryTool",
         "trace": "amanda_tools.trace:TraceTool",
     }

@@ -27,7 +27,7 @@ _GROUPS = {
     "look": ("count", "flops", "kernels", "profile", "sparsity", "stats", "summary", "trace"),
     "find": ("coverage", "nan", "path"),
     "compare": ("diff", "dump"),
-    "change": ("inject", "prune", "quantize", "remat"),
+    "change": ("inject", "prune", "quantize", "remat", "steer"),
 }
 """The tools of Amanda by purpose; those of other packages stand below the package."""
 

@@ -120,21 +120,35 @@ def check_tensors(path: Path, keys: Iterable[str], recording: str = "") -> None:
     Raises:
         FileError: the file is missing or damaged, lacks a tensor, or is of another recording.
     """
-    # The library would wait for ever at a pipe.
-    with opened(path):
-        pass
-    try:
-        with _open_file(path, "np") as file:
-            known = set(file.keys())
-            its_recording = (file.metadata() or {}).get(RECORDING, "")
-    # Its parser raises more than its own error for files that are damaged on purpose.
-    except Exception as error:
-        raise FileError(f"{path} is not a safetensors file, or is damaged: {error}") from error
+    stored, metadata = _header(path)
+    known, its_recording = set(stored), metadata.get(RECORDING, "")
     if recording and its_recording != recording:
         raise FileError(f"{path} is of another recording: another run has written into its folder")
     for key in keys:
         if stored_name(key) not in known:
             raise FileError(f"{path} has no tensor {key}: it is of another recording")
+
+
+def names_in(path: Path) -> list[str]:
+    """Return the names of the tensors of a file.
+
+    Raises:
+        FileError: the file is missing or damaged.
+    """
+    return [original_name(stored) for stored in _header(path)[0]]
+
+
+def _header(path: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the names of a file as they are stored, and its texts."""
+    # The library would wait for ever at a pipe.
+    with opened(path):
+        pass
+    try:
+        with _open_file(path, "np") as file:
+            return list(file.keys()), file.metadata() or {}
+    # Its parser raises more than its own error for files that are damaged on purpose.
+    except Exception as error:
+        raise FileError(f"{path} is not a safetensors file, or is damaged: {error}") from error
 
 
 def read_tensor(path: Path, key: str) -> Array:

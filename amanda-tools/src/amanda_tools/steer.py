@@ -1,0 +1,224 @@
+"""The tool ``steer``: adds to activations, scales or replaces them, while a model runs.
+
+::
+
+    with amanda.apply(SteerTool(at=["model.layers.6.mlp.down_proj"], file="v.npy", tokens=["5-"])):
+        model.generate(prompt)
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+
+from amanda import OpContext
+from amanda.errors import FileError, UnsupportedProgramError
+from amanda.files import opened
+from amanda.interface.points import PointContext
+from amanda.results import Table, plural
+from amanda.tools.description import OpDescription, describe
+from amanda.tools.mapping import MappingTool
+from amanda.tools.reporting import type_names
+from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._values.shapes import shape_of
+from amanda_tools._values.tensor_files import names_in, read_tensor
+from amanda_tools._values.tensors import Array, arithmetic_of, reader_of
+
+
+@attrs.frozen(kw_only=True)
+class SteerOptions:
+    """The options of ``steer``.
+
+    Attributes:
+        at: op ids and module paths, patterns with * and ?; of a module the operators that read its
+            weight. A safetensors file has them as the names of its tensors.
+        how: add to the outputs, scale (multiply) or replace them.
+        value: a number; with a file what its tensors are multiplied by.
+        file: .npy or .safetensors; a matrix has a row for each token, others are broadcast.
+        steps: numbers from 0, ranges such as 3-5 and 7- (default: all). In inference each forward
+            pass is a step.
+        tokens: positions in the sequence, likewise.
+    """
+
+    at: Sequence[str] = attrs.field(default=(), converter=type_names)
+    how: Literal["add", "scale", "replace"] = "add"
+    value: float = attrs.field(default=1.0, converter=float)
+    file: str | None = None
+    steps: Sequence[str] = attrs.field(default=(), converter=type_names)
+    tokens: Sequence[str] = attrs.field(default=(), converter=type_names)
+
+
+class SteerTool(PrintingTool[SteerOptions]):
+    """Adds to activations, scales or replaces them, at steps and tokens.
+
+    Example: ``amanda run -t steer:at=model.layers.6.mlp,how=scale,value=0 -o out -- generate.py``
+    """
+
+    name = "steer"
+    Options = SteerOptions
+    differentiable = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._values = _read_values(self.options)
+        self._in_steps = _ranges(self.options.steps)
+        self._in_tokens = _ranges(self.options.tokens)
+        self._by_token = bool(self.options.tokens) or 2 in map(np.ndim, self._values.values())
+        self._positions: Array | None = None
+        self._end = 0
+        self._ops: dict[str, OpDescription] = {}
+        self._counts = {key: collections.Counter[str]() for key in ("executions", "changed")}
+        self._unmet = dict.fromkeys(self._values, "")
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_pass(self._find_positions)
+        self.add_inst_for_op(self._analyse)
+
+    def _find_positions(self, point: PointContext) -> None:
+        """Find the positions of the tokens that the model is given; a routine."""
+        self._positions = None
+        if not self._by_token or not point.inputs or len(point.inputs[0].shape) < 2:
+            return
+        count = int(point.inputs[0].shape[1])
+        others = [tensor for tensor in point.inputs[1:] if tuple(tensor.shape[1:]) == (count,)]
+        arrays = [reader_of(tensor).numpy(tensor) for tensor in others]
+        given = [array for array in arrays if _are_positions(array)]
+        # A mask that is as long as the tokens tells that nothing is cached.
+        start = self._end if count == 1 and (not arrays or self._end == 1) else 0
+        self._positions = given[0] if given else np.arange(start, start + count)[None]
+        self._end = int(self._positions.max()) + 1
+
+    def _analyse(self, context: OpContext) -> None:
+        op = describe(context)
+        names = [op.id, op.module] if context["weight_index"] is not None else [op.id]
+        for place in self._values if op.phase == "forward" else ():
+            if any(fnmatchcase(name, place) for name in names):
+                self._ops[op.id] = op
+                self._unmet.pop(place, None)
+                context.insert_after_op(self._steer, op=op.id, place=place)
+            elif place in self._unmet and fnmatchcase(op.module, place):
+                self._unmet[place] = f"it runs {op.id}, to be named by its id"
+
+    def _steer(self, *outputs: Any, op: str, place: str) -> Any:
+        """Change the first output of an operator; a routine."""
+        if not outputs or not reader_of(outputs[0]).is_floating(outputs[0]):
+            return None
+        output, value, shape = outputs[0], self._values[place], shape_of(outputs[0])
+        self._counts["executions"][op] += 1
+        if not _is_in(np.asarray(self.steps), self._in_steps):
+            return None
+        mask = np.ones([1] * len(shape), bool)
+        if self._by_token:
+            rows = self._rows(shape, op)
+            mask = _is_in(rows, self._in_tokens)
+            if value.ndim == 2:
+                mask &= rows < len(value)
+                value = value[np.minimum(rows, len(value) - 1)]
+            mask = mask[..., None]
+        try:
+            np.broadcast_to(value, shape)
+        except ValueError:
+            raise UnsupportedProgramError(
+                f"steer: the tensor for {place} has the shape {value.shape}, op {op} gives {shape}"
+            ) from None
+        if not mask.any():
+            return None
+        self._counts["changed"][op] += 1
+        arithmetic, how = arithmetic_of(output), self.options.how
+        given = arithmetic.constant(value, output)
+        new = output + given if how == "add" else output * given if how == "scale" else given
+        changed = arithmetic.where(arithmetic.constant(mask, output) > 0, new, output)
+        return [changed, *[None] * (len(outputs) - 1)]
+
+    def _rows(self, shape: Sequence[int], op: str) -> Array:
+        """Return the positions of the rows of an output, in a shape that is broadcast to them.
+
+        Raises:
+            UnsupportedProgramError: the output has no row for each token.
+        """
+        known = self._positions
+        if len(shape) > 2 and (known is None or shape[-2] == known.shape[1]):
+            positions = np.arange(shape[-2])[None] if known is None else known
+            return positions.reshape(len(positions), *[1] * (len(shape) - 3), -1)
+        if len(shape) == 2 and known is not None and shape[0] % known.size == 0:
+            # The tokens of all samples are in one axis.
+            return np.resize(known, shape[0])
+        raise UnsupportedProgramError(f"steer: op {op} gives {shape}, without a row for each token")
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """One row per operator, with its ``executions`` and those that were ``changed``."""
+        counts = self._counts.items()
+        return [op.row() | {key: of[i] for key, of in counts} for i, op in self._ops.items()]
+
+    def summary(self) -> dict[str, Any]:
+        """Executions that were changed; places that no operator has, with a hint."""
+        changed = self._counts["changed"].total()
+        return {"options": attrs.asdict(self.options), "changed": changed, "unmet": self._unmet}
+
+    def tables(self) -> Iterable[Table]:
+        """Executions that were changed, by operator; places that no operator has."""
+        rows = [(row["id"], row["executions"], row["changed"]) for row in self.op_rows()]
+        title = f"steer: {plural(self._counts['changed'].total(), 'output')} changed"
+        yield Table(f"{title} ({self.options.how})", ("op", "executions", "changed"), rows)
+        if self._unmet:
+            unmet = list(self._unmet.items())
+            yield Table("steer: places that no operator has", ("place", "hint"), unmet)
+
+
+def _read_values(options: SteerOptions) -> dict[str, Array]:
+    """Return the tensors by place.
+
+    Raises:
+        ValueError: the options do not say which, or where.
+        FileError: the file cannot be read.
+    """
+    path = Path(options.file or "")
+    values = dict.fromkeys(options.at, np.ones(()))
+    if path.suffix == ".safetensors" and not values:
+        values = {name: read_tensor(path, name) for name in names_in(path)}
+    elif path.suffix == ".npy" and values:
+        try:
+            with opened(path) as file:
+                values = dict.fromkeys(values, np.load(file, allow_pickle=False).astype(float))
+        except (ValueError, EOFError) as error:
+            raise FileError(f"steer: {path} cannot be read: {error}") from error
+    elif options.file is not None or not values:
+        raise ValueError(
+            "steer: give at=, op ids and module paths, alone or with an .npy file; or only a "
+            ".safetensors file, whose tensors have such names"
+        )
+    return {place: value * np.float64(options.value) for place, value in values.items()}
+
+
+def _are_positions(array: Array) -> bool:
+    """True for ``position_ids``, and False for a mask and types of tokens."""
+    if array.shape[1] == 1:
+        return bool((array != 1).any())
+    return bool(array.max() > 1 and (np.diff(array)[:, -1] == 1).any())
+
+
+def _ranges(texts: Sequence[Any]) -> list[tuple[float, float]]:
+    """Return the first and the last number of ranges.
+
+    Raises:
+        ValueError: a text is none.
+    """
+    found = []
+    for text in texts or ["0-"]:
+        match = re.fullmatch(r"(\d+)(-?)(\d*)", str(text))
+        if match is None:
+            raise ValueError(f"steer: {text!r} is no number, and no range such as 3-5 or 7-")
+        last = match[3] or "inf" if match[2] else match[1]
+        found.append((float(match[1]), float(last)))
+    return found
+
+
+def _is_in(numbers: Array, ranges: Iterable[tuple[float, float]]) -> Array:
+    parts = [(first <= numbers) & (numbers <= last) for first, last in ranges]
+    return np.asarray(np.logical_or.reduce(parts))
