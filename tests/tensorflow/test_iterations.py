@@ -181,6 +181,23 @@ def test_evaluations_belong_to_no_step() -> None:
     assert tool.found == [2] * 2 * STEPS
 
 
+def test_tangents_are_no_steps() -> None:
+    """The functions by which an accumulator computes tangents end no iteration, so that operators
+    of one have ids of their own; a gradient in it does. Operators of the tangents are seen."""
+    x, ids = tf.Variable([1.0, 2.0]), []
+    (tool := amanda.Tool()).add_inst_for_op(lambda context: ids.append(context.get_op_id()))
+    with amanda.apply(tool, Steps()) as scope:
+        for _ in range(3):
+            with tf.autodiff.ForwardAccumulator(x, tf.ones(2)) as tangents:
+                with tf.GradientTape() as tape:
+                    y = tf.sin(tf.sin(x))
+                found = tangents.jvp(tape.gradient(y, x))
+    assert found is not None
+    assert scope.statistics.steps == 3
+    assert [i for i in ids if "/Sin:" in i and i.startswith("/")] == ["/Sin:0", "/Sin:1"]
+    assert any(i.startswith("_jvp") and i.endswith("/Cos") for i in ids)
+
+
 def test_a_run_that_raises_leaves_no_pass_open() -> None:
     """The next run is one again."""
     net, optimizer = model(), keras.optimizers.SGD(0.1)

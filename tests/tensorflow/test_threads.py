@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -155,3 +156,35 @@ def test_an_analysis_reads_a_variable_while_the_pool_waits_for_it() -> None:
     """The value of a variable needs no thread of the session's pool: all may wait for the tool."""
     done = run_python("-c", _VALUE_IN_AN_ANALYSIS, seconds=60)
     assert done.stdout.split("\n")[:2] == ["read 2.0", "ran 6.0"], done.stderr
+
+
+def pipeline() -> Any:
+    numbers = tf.data.Dataset.range(4).map(lambda n: n * 2)
+    return numbers.filter(lambda m: m > 0).map(tf.math.square, num_parallel_calls=2)
+
+
+def read_by_keras() -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(tf.ones([4, 3]).numpy(), tf.ones([4, 1]).numpy(), 2, epochs=2, verbose=0)
+    batches = tf.data.Dataset.from_tensors((tf.ones([4, 3]), tf.ones([4, 1])))
+    model.fit(batches, shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("read", "missed"),
+    [
+        (lambda given: [list(given), list(given)], [3]),
+        (lambda given: list(pipeline()), [3]),
+        (lambda given: given.reduce(tf.constant(0, tf.int64), lambda a, b: a + b), [1, 3]),
+        (lambda given: read_by_keras(), []),
+    ],
+    ids=["before", "inside", "reduce", "keras"],
+)
+def test_functions_of_input_pipelines_are_counted(read: Any, missed: list[int]) -> None:
+    """They run in the runtime's threads, where no operator of them is seen: each function of the
+    program is counted once, and none of those by which Keras hands arrays on."""
+    given = pipeline()
+    with amanda.apply(amanda.Tool()) as scope:
+        read(given)
+    assert sorted(scope.statistics.not_seen.values()) == missed

@@ -54,6 +54,25 @@ def figures(run: Callable[[Any], Any], *others: amanda.Tool) -> tuple[dict[str, 
 UNKNOWN = [tf.TensorSpec([None, 6, 6, 3])]
 
 
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("is_flipped", [False, True])
+def test_a_sparse_matrix_counts_by_its_values(in_graph: bool, is_flipped: bool) -> None:
+    """A product of five values with two columns has ten, as has either gradient of it."""
+    values, dense = tf.ones([5]), tf.ones([2, 7] if is_flipped else [7, 2])
+
+    def run(values: Any, dense: Any) -> Any:
+        sparse = tf.SparseTensor([[i, i] for i in range(5)], values, [5, 7])
+        with tf.GradientTape() as tape:
+            tape.watch([values, dense])
+            y = tf.sparse.sparse_dense_matmul(sparse, dense, adjoint_b=is_flipped)
+        return y, tape.gradient(y, [values, dense])
+
+    with amanda.apply(tool := FlopsTool()):
+        (tf.function(run) if in_graph else run)(values, dense)
+    found = tool.summary()
+    assert (found["flops"], found["flops_backward"], found["bound"]) == (20, 40, None)
+
+
 @pytest.mark.usefixtures("restored_table")
 def test_a_formula_of_the_program_gets_all_shapes() -> None:
     """Also where the graph tells those of some tensors only."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -81,6 +82,9 @@ FallbackException: Any = core._FallbackException
 vanilla_gradient_function: Any = backprop._gradient_function
 
 vanilla_jvp: Any = forwardprop._jvp_dispatch
+
+is_tangent: Any = re.compile(r"(__inference_)?_jvp_(exact|relaxed)_shapes(_\d+)?").fullmatch
+"""Whether a function of this name computes the tangents of an operator (2.16 to 2.21)."""
 
 register_gradient_function: Any = pywrap_tfe.TFE_Py_RegisterGradientFunction
 
@@ -238,6 +242,25 @@ def _named_variables() -> dict[int, KnownVariable]:
             known = found[id(handle)]
             is_parameter = known.is_parameter or id(variable) in state
             found[id(handle)] = KnownVariable(known.handle, str(variable.path), is_parameter)
+    return found
+
+
+def is_on_tape(target: Sequence[Any], output_gradients: Sequence[Any] | None = None) -> bool:
+    """True if a tape, no accumulator, records what is computed with some of these tensors."""
+    tensors = [t for t in (*target, *(output_gradients or ())) if t is not None]
+    return bool(pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop(tensors))
+
+
+_OWN_PIPELINES = "tensorflow.python.data.", "keras.src.trainers.", "tf_keras.src.engine."
+
+
+def functions_of(dataset: Any) -> set[Any]:
+    """The functions that the runtime runs to make the elements of a data set, without those by
+    which TensorFlow and the trainers of Keras hand them on."""
+    found = set[Any]().union(*map(functions_of, dataset._inputs()))
+    for function in dataset._functions():
+        if not str(getattr(function._func, "__module__", "")).startswith(_OWN_PIPELINES):
+            found.add(function)
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -40,6 +41,7 @@ _CUSTOM_GRADIENTS = "custom gradients"
 _LAYERS = "calls of Keras layers"
 _NO_CONTEXT = contextlib.nullcontext()
 _LEAF_SUMS = "sums of gradients of leaves"
+_PIPELINES = "functions of input pipelines, which run in TensorFlow's threads"
 
 
 class EagerModeDriver(TensorFlowEagerDriver):
@@ -71,6 +73,7 @@ class EagerModeDriver(TensorFlowEagerDriver):
         if _CUSTOM_GRADIENTS not in self.switched_off:
             patches.wrap(_internals.CUSTOM_GRADIENT, "_eager_mode_decorator", noting_places)
         patches.wrap(tf.GradientTape, "watch", beginning_again)
+        patches.wrap(tf.data.Dataset, "_apply_debug_options", self._reading_dataset)
         recording.EAGER.run = self._gradients.run
         recording.EAGER.begin = self._gradients.begin
         if _LAYERS not in self.switched_off:
@@ -208,6 +211,19 @@ class EagerModeDriver(TensorFlowEagerDriver):
 
         return backward_function
 
+    def _reading_dataset(self, vanilla: Any) -> Any:
+        """The patch of ``Dataset._apply_debug_options``, which whatever reads a data set calls."""
+        counted = weakref.WeakSet[Any]()
+
+        def _apply_debug_options(dataset: Any) -> Any:
+            if LOCAL.tracker is not None and not self.dispatcher.is_paused():
+                for function in _internals.functions_of(dataset) - set(counted):
+                    counted.add(function)
+                    self.dispatcher.not_seen(_PIPELINES)
+            return vanilla(dataset)
+
+        return named_as(vanilla, _apply_debug_options)
+
     def _imperative_grad(self, vanilla: Any) -> Any:
         """The patch of ``imperative_grad.imperative_grad``, which runs every backward pass."""
 
@@ -218,7 +234,7 @@ class EagerModeDriver(TensorFlowEagerDriver):
             # While a function is traced nothing is computed: its run is reported instead.
             tells = tracker.tells and not tracker.depth and _internals.executing_eagerly()
             # A tape around this one differentiates the gradients.
-            continues = not _internals.no_tape_records()
+            continues = _internals.is_on_tape(target, kwargs.get("output_gradients"))
             told = self.dispatcher.points.backward_begins(continues) if tells else ()
             outer, failed = tracker.enter_backward(), True
             try:

@@ -51,7 +51,7 @@ from amanda_tensorflow.eager.tape_marks import Sum
 from amanda_tensorflow.eager.tool_errors import call_python, raise_if_retried
 from amanda_tensorflow.eager.tracker import LOCAL, EagerTracker
 from amanda_tensorflow.eager.variable_readings import READING, VariableValues
-from amanda_tensorflow.operators.types import NOT_OPS, PYTHON_FUNCTIONS
+from amanda_tensorflow.operators.types import CONTROL_FLOW, NOT_OPS, PYTHON_FUNCTIONS
 
 _BOOKKEEPING = frozenset({"AddN", "Fill", "OnesLike", "ZerosLike"})
 """Operators that a backward pass itself runs, outside of gradient functions."""
@@ -203,6 +203,8 @@ class FastPath:
             return functools.partial(self._outside, tracker)
         if op_name in PYTHON_FUNCTIONS:
             return functools.partial(self._call_python, tracker)
+        if op_name in CONTROL_FLOW:
+            self._dispatcher.not_seen(f"functions that {op_name} runs in TensorFlow's threads")
         if op_name in NOT_OPS:
             return self._uncounted
         # Outside of layers ids depend on the code that runs, beside the name scope.

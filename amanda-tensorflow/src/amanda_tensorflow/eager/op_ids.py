@@ -18,6 +18,7 @@ import attrs
 
 from amanda.engine.frames import calling_frame, warn_at
 from amanda.interface.specs import Phase
+from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.plan_cache import AnyScope, Cell, Cells
 from amanda_tensorflow.keras_layers.module_names import is_plain_module, name_within
 from amanda_tensorflow.labels import LABELS, LOSS, in_ids
@@ -237,8 +238,9 @@ class EagerOpIds:
         self.places = self._outer.pop() if self._outer else ()
 
     def enter_function(self, name: str) -> None:
-        """Note a call of a graph function; an outermost one called before begins an iteration."""
-        if not self.nesting:
+        """Note a call of a graph function; an outermost one called before begins an iteration,
+        unless it computes tangents."""
+        if not (self.nesting or _internals.is_tangent(name)):
             if name in self._functions:
                 self.new_iteration()
             self._functions.add(name)

@@ -216,7 +216,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         points = self.dispatcher.points
         if not points.is_wanted(building.scopes) or sets_variables_only(source):
             return None
-        if function_name(source).endswith(".backward"):
+        if function_name(source).endswith(".backward") or _internals.is_tangent(source.name):
             return None
         found = GraphIterations.of(source)
         if not found.is_plain:

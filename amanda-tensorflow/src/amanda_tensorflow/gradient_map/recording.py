@@ -194,7 +194,8 @@ def _marking(vanilla: Any) -> Any:
     def record_gradient(op_name: str, inputs: Any, attrs: Any, outputs: Any) -> Any:
         if outputs and not isinstance(outputs[0], _internals.EagerTensor):
             op = getattr(outputs[0], "op", None)
-            if op is not None and attrs is not None:
+            # Of the output of an operator that ran before, its tangents are computed here.
+            if op is not None and attrs is not None and op.type != "Placeholder":
                 attrs = (*attrs, MARK, ForwardOp.of(op))
         return vanilla(op_name, inputs, attrs, outputs)
 

@@ -43,6 +43,12 @@ def matmul(call: CallShapes) -> int:
     return 2 * math.prod(broadcast(left_batch, right_batch)) * rows * shared * columns
 
 
+def sparse_matmul(call: CallShapes) -> int:
+    """Product of a sparse matrix, given by its values, with a dense one."""
+    columns = call.named("b")[-2 if call.attributes["adjoint_b"] else -1]
+    return 2 * math.prod(call.named("a_values")) * columns
+
+
 def grouped_matmul(call: CallShapes) -> int:
     """Products of groups of rows or columns, which end at given offsets: each with its matrix.
 
@@ -217,6 +223,7 @@ FORMULAS = by_name({
     linear: "linear",
     matmul: "matmul linalg_matmul addmm addmv addbmm mv _addmm_activation",
     einsum: "einsum",
+    sparse_matmul: "sparse_tensor_dense_mat_mul",
     grouped_matmul: "grouped_mm",
     dot: "dot vdot linalg_vecdot",
     rows_by_matrix: "_int_mm _scaled_mm _weight_int8pack_mm _weight_int4pack_mm",
