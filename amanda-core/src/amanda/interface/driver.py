@@ -18,9 +18,9 @@ import attrs
 
 from amanda.errors import described
 from amanda.interface.action import Action
-from amanda.interface.compiled_extension import mistake
 from amanda.interface.namespace import Namespace
 from amanda.interface.proofs import Proof
+from amanda.interface.settings import mistake
 from amanda.python.patching import PatchSet
 
 INTERFACE_VERSION = 2
