@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.framework import function
 
 import amanda
 from amanda.errors import CoverageWarning
@@ -255,65 +254,6 @@ def test_runs_share_random_generators(noise: Callable[[Any], Any], use_resource:
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-def drawing(h: Any) -> Any:
-    return h * tf.random.uniform([3]) + tf.random.normal(tf.shape(h), seed=4)
-
-
-def drawn_in_a_function(h: Any) -> Any:
-    draw = tf.function(drawing)
-    with tf.name_scope("block"):
-        return draw(draw(h))
-
-
-def drawn_in_a_nested_function(h: Any) -> Any:
-    draw = tf.function(drawing)
-    return tf.function(lambda h: draw(h) + draw(2.0 * h))(h)
-
-
-def drawn_in_a_defun(h: Any) -> Any:
-    @function.Defun(tf.float32)
-    def draw(h: Any) -> Any:
-        return h * tf.random.uniform([3], seed=2)
-
-    return draw(h)
-
-
-@pytest.mark.filterwarnings("ignore:a run of graph runs vanilla.*another one calls")
-@pytest.mark.parametrize(
-    "noise", [drawn_in_a_function, drawn_in_a_nested_function, drawn_in_a_defun]
-)
-@pytest.mark.parametrize("use_resource", [True, False])
-def test_called_functions_share_random_generators(
-    noise: Callable[[Any], Any], use_resource: bool
-) -> None:
-    """So do random operators in functions that a session calls; what is added to the graph for
-    them is not written with it."""
-    tf1.set_random_seed(3)
-    x = tf1.placeholder(tf.float32, (None, 3))
-    w = tf1.get_variable("w", (3, 3), use_resource=use_resource)
-    y = noise(tf.nn.relu(x @ w))
-    z = tf.reduce_sum(y**2)
-    fetches = [y, z, y]
-    if noise is drawn_in_a_function:
-        # TensorFlow runs other calls apart where they are differentiated.
-        fetches += tf.gradients(z, w)
-    batch = {x: [[0.5, 1.0, 2.0], [1.0, 0.5, 0.25]]}
-
-    def drawn(*scopes: amanda.Tool | None) -> list[Any]:
-        session, seen = started(), []
-        for scope in scopes:
-            with applied(scope):
-                seen += [session.run(fetch, batch) for fetch in fetches]
-        return seen
-
-    found, wanted = drawn(None, Identity(), None, Watcher(), Identity()), drawn(*[None] * 5)
-    for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
-    nodes = tf1.get_default_graph().as_graph_def().node
-    ours = [n.name for n in nodes if n.op.startswith("Random") or "amanda" in n.name]
-    assert ours == ["w/Initializer/random_uniform/RandomUniform"]
-
-
 def drawn_in_a_body(h: Any) -> Any:
     # In parallel, the iterations draw in any order, with vanilla TensorFlow (2.21), too.
     body = lambda i, h: (i + 1, h * tf.random.uniform([3], seed=5))  # noqa: E731
@@ -333,14 +273,12 @@ def drawn_in_a_case(h: Any) -> Any:
     return tf.switch_case(tf.size(h) - 3, [lambda: h * tf.random.uniform([3], seed=5)])
 
 
-def between_runs(
-    noise: Callable[[Any], Any], tool: amanda.Tool | None, config: Any = None
-) -> list[Any]:
+def between_runs(noise: Callable[[Any], Any], tool: amanda.Tool | None) -> list[Any]:
     """What a session draws before a scope, in it, and after it."""
     with tf.Graph().as_default():
         x = tf1.placeholder(tf.float32, (3,))
         y = noise(x)
-        session, seen = tf1.Session(config=config), []
+        session, seen = tf1.Session(), []
         for scope in None, tool, None:
             with applied(scope):
                 seen += [session.run(y, {x: [1.0, 2.0, 3.0]}) for _ in range(2)]
@@ -367,29 +305,16 @@ def test_runs_with_seeded_numbers_in_loops_and_branches_are_vanilla(
     support.assert_same_bits(between_runs(noise, amanda.Tool()), wanted)
 
 
-def _drawing_in_a_function(h: Any) -> Any:
-    return tf.function(lambda h: h * tf.random.uniform([3], seed=5))(h) + 1.0
-
-
-def test_a_session_without_variables_shares_random_generators() -> None:
-    """A session that has run before draws from the nodes that a scope adds to its graph."""
-    wanted = between_runs(_drawing_in_a_function, None)
-    support.assert_same_bits(between_runs(_drawing_in_a_function, Identity()), wanted)
-
-
-@pytest.mark.parametrize("is_small", [True, False])
-def test_calls_that_tensorflow_leaves_in_place_are_vanilla(is_small: bool) -> None:
-    """Where the optimizer of graphs leaves calls alone, no node draws from their generators."""
+def test_runs_with_seeded_numbers_in_called_functions_are_vanilla() -> None:
+    """They draw what they would draw without a tool."""
 
     def noise(h: Any) -> Any:
         draw = tf.function(lambda h: h * tf.random.uniform([3], seed=5))
-        return draw(h) if is_small else tf.nn.relu(draw(h)) + 1.0
+        return tf.nn.relu(draw(h)) + 1.0
 
-    config = tf1.ConfigProto()
-    config.graph_options.rewrite_options.disable_meta_optimizer = not is_small
-    wanted = between_runs(noise, None, config)
-    with pytest.warns(CoverageWarning, match="does not put in the place of its call"):
-        support.assert_same_bits(between_runs(noise, Identity(), config), wanted)
+    wanted = between_runs(noise, None)
+    with pytest.warns(CoverageWarning, match="by a seed in a function that the graph calls"):
+        support.assert_same_bits(between_runs(noise, Identity()), wanted)
 
 
 # -- resources ----------------------------------------------------------------

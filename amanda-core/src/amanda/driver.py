@@ -28,10 +28,10 @@ from amanda.interface.calls import (
     OpCall,
     ParameterName,
 )
-from amanda.interface.compiled_extension import Extension, chosen, mistake
 from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver, ThreadSwitches
 from amanda.interface.namespace import Namespace
 from amanda.interface.proofs import Proof
+from amanda.interface.settings import chosen, mistake
 from amanda.python.patching import PatchSet
 from amanda.state import STATE, unwind
 
@@ -49,7 +49,6 @@ __all__ = [
     "Dispatcher",
     "Driver",
     "EagerDriver",
-    "Extension",
     "InstPoint",
     "KnownTensor",
     "NamedOp",

@@ -33,8 +33,6 @@ DISTRIBUTIONS = (
 )
 """Names under which TensorFlow is distributed; each installs the same module."""
 
-_NOT_IMPORTED = object()
-
 _COMMON = frozenset(
     {
         Capability.BACKWARD,
@@ -167,7 +165,7 @@ def tensorflow_imported() -> None:
     """
     if TensorFlowDriver.reason_unusable():
         return
-    if sys.modules.get("amanda_tensorflow._internals", _NOT_IMPORTED) is not _NOT_IMPORTED:
+    if "amanda_tensorflow._internals" in sys.modules:
         # TensorFlow is imported by a module of this package, whose import has not ended yet.
         # A driver notes gradients when it attaches.
         return

@@ -9,17 +9,51 @@ Where it is missing or refused, Python code does the same::
 from __future__ import annotations
 
 import functools
+import importlib
+import platform
+import sys
+import sysconfig
 from typing import Any
 
-from amanda.interface.compiled_extension import Extension
+from amanda.interface.install_command import install_command
+from amanda_torch import _internals
 from amanda_torch.driver import LoadedDriver
 
-EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=21, newest_python=(3, 14))
+_NAME, _PACKAGE = "amanda-torch-accel", "amanda_torch_accel"
+
+_INTERFACE = 21
+"""The ``VERSION`` that the package has to have."""
+
+_PYTHONS = (3, 11), (3, 14)
+"""The oldest and the newest CPython that it was tested with."""
 
 
 def refusal() -> str:
     """The reason not to load the extension, in one line; "" for none."""
-    return EXTENSION.refusal(LoadedDriver.untested_version())
+    if untested := _untested_python() or LoadedDriver.untested_version():
+        return f"{_NAME} was not tested with {untested}"
+    try:
+        package = importlib.import_module(_PACKAGE)
+    except ImportError:
+        command = install_command(_NAME, "--no-build-isolation --no-binary :all: ")
+        return f"{_NAME} is not installed; try: {command}"
+    if package.VERSION != _INTERFACE:
+        return f"{_NAME} and amanda-torch are of different releases; reinstall both"
+    try:
+        load()
+    except ImportError as error:
+        return f"the extension of {_NAME} cannot be loaded: {error}"
+    return ""
+
+
+def _untested_python() -> str:
+    """This Python, unless it is one of those that are tested: on Linux, with the GIL, no JIT."""
+    name, (oldest, newest) = platform.python_implementation(), _PYTHONS
+    is_tested = name == "CPython" and oldest <= sys.version_info[:2] <= newest
+    has_gil = not sysconfig.get_config_var("Py_GIL_DISABLED")
+    if is_tested and has_gil and not _internals.has_jit() and sys.platform == "linux":
+        return ""
+    return f"this {name} {platform.python_version()} on {sys.platform}"
 
 
 @functools.cache
@@ -29,4 +63,4 @@ def load() -> Any:
     Raises:
         ImportError: it is not installed, or was built for another Python or PyTorch.
     """
-    return EXTENSION.load()
+    return importlib.import_module(_PACKAGE).load()

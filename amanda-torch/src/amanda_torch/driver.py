@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import re
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,7 +13,6 @@ import amanda
 from amanda.errors import CapabilityError
 from amanda.interface.driver import ThreadSwitches
 from amanda.interface.namespace import Namespace
-from amanda.registry.proofs import proving
 from amanda.state import STATE, unwind
 from amanda_torch import _internals
 from amanda_torch.plugin import TorchDriver
@@ -69,13 +66,6 @@ class LoadedDriver(TorchDriver):
         """This PyTorch, unless it is one of the releases that are tested, for the CPU or CUDA."""
         found = _RELEASE.fullmatch(torch.__version__)
         return "" if found and found[1] in TESTED else f"PyTorch {torch.__version__}"
-
-    @classmethod
-    def self_test(cls) -> Sequence[str]:
-        """Make all proofs, also those that need the compiler, whose import takes seconds."""
-        importlib.import_module(_internals.COMPILER_MODULE)
-        with proving():
-            return super().self_test()
 
     def attach(self) -> None:
         """Check PyTorch's private symbols, then make the patches.

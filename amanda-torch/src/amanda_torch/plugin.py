@@ -9,8 +9,8 @@ from importlib import metadata
 from typing import Any
 
 import amanda
-from amanda.interface.compiled_extension import mistake
 from amanda.interface.driver import Capability, Driver
+from amanda.interface.settings import mistake
 from amanda_torch import mapping_rules
 
 MINIMUM = (2, 13)

@@ -119,24 +119,6 @@ def test_variables_without_keras_are_written(by: str) -> None:
     assert np.count_nonzero(two) < 8
 
 
-def test_masks_follow_the_weight_where_ids_differ(tmp_path: Path) -> None:
-    """In another mode, where ids are others, a mask is found by the name of its weight."""
-    one, two, either = pair()
-    with amanda.apply(tool := PruneTool(sparsity=0.4)):
-        either(ROW, tf.constant(True))
-    path = tool.save(tmp_path / "masks.safetensors")
-
-    def eagerly() -> Any:
-        return tf.matmul(ROW, tf.transpose(two)), tf.matmul(ROW, one)
-
-    found = masked(eagerly, path).masks
-    assert found.keys() == {"/MatMul:0", "/MatMul:1"}
-    (of_two,) = [mask for op_id, mask in tool.masks.items() if "else_branch" in op_id]
-    (of_one,) = [mask for op_id, mask in tool.masks.items() if "then_branch" in op_id]
-    assert np.array_equal(found["/MatMul:0"], of_two)
-    assert np.array_equal(found["/MatMul:1"], of_one)
-
-
 def test_a_mask_of_another_weight_is_refused(tmp_path: Path) -> None:
     """An operator with a known id that reads a weight of another name gets no mask."""
     one, two, _ = pair()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import types
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +27,41 @@ def test_untested_versions_of_pytorch_are_refused(monkeypatch: pytest.MonkeyPatc
         patched.setattr("torch.__version__", "2.99.0")
         found = accel.refusal()
     assert found == "amanda-torch-accel was not tested with PyTorch 2.99.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("platform.python_implementation", lambda: "PyPy", "with this PyPy 3."),
+        ("sysconfig.get_config_var", lambda name: 1, "with this CPython 3."),
+        ("amanda_torch._internals.has_jit", lambda: True, "with this CPython 3."),
+        ("sys.version_info", (3, 10, 0), "with this CPython 3."),
+        ("sys.platform", "plan9", " on plan9"),
+    ],
+)
+def test_other_pythons_are_refused(
+    name: str, value: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of what it was not tested with."""
+    with monkeypatch.context() as patched:
+        patched.setattr(name, value)
+        found = accel.refusal()
+    assert found.startswith("amanda-torch-accel was not tested")
+    assert reason in found
+
+
+def test_packages_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without its extension, and one of another release: each says what to do."""
+
+    def load() -> None:
+        raise ImportError("it was built for PyTorch 1: install it anew")
+
+    made = types.SimpleNamespace(VERSION=21, load=load)
+    monkeypatch.setitem(sys.modules, "amanda_torch_accel", made)
+    monkeypatch.setattr(accel, "load", load)
+    assert accel.refusal().endswith("cannot be loaded: it was built for PyTorch 1: install it anew")
+    made.VERSION = 2
+    assert accel.refusal().endswith("are of different releases; reinstall both")
 
 
 @pytest.mark.parametrize("asked", ["auto", "mode", "gate"])

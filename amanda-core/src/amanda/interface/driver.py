@@ -11,16 +11,16 @@ import enum
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, ClassVar, Self
 
 import attrs
 
 from amanda.errors import described
 from amanda.interface.action import Action
-from amanda.interface.compiled_extension import mistake
 from amanda.interface.namespace import Namespace
 from amanda.interface.proofs import Proof
+from amanda.interface.settings import mistake
 from amanda.python.patching import PatchSet
 
 INTERFACE_VERSION = 2
@@ -177,11 +177,15 @@ class Driver(abc.ABC):
     @classmethod
     def self_test(cls) -> Sequence[str]:
         """The problems that a test of a few seconds finds; for ``amanda doctor``. Those of the
-        :meth:`proofs`, if the driver does not override it."""
+        :meth:`proofs`, whose modules are imported, if the driver does not override it."""
         loaded = cls.loaded()
         if loaded is not cls:
             return loaded.self_test()
-        return [f"{p.mechanism}: {found}" for p in cls.proofs() for found in p.problems()]
+        for needed in {proof.needs for proof in cls.proofs()} - {""}:
+            with suppress(ImportError):
+                importlib.import_module(needed)
+        made = [proof for proof in cls.proofs() if proof.can_run()]
+        return [f"{proof.mechanism}: {found}" for proof in made for found in proof.problems()]
 
     @classmethod
     def remarks(cls) -> Sequence[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import sys
-import sysconfig
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -26,17 +25,6 @@ def owned_check(lock: Any) -> Callable[[], bool]:
     """
     check: Callable[[], bool] = lock._is_owned
     return check
-
-
-def has_gil() -> bool:
-    """True if this Python has the GIL, and is not a build that could do without."""
-    return not sysconfig.get_config_var("Py_GIL_DISABLED")
-
-
-def has_jit() -> bool:
-    """True if this Python's JIT is enabled; ``sys._jit`` is new in 3.14."""
-    jit = getattr(sys, "_jit", None)
-    return bool(jit is not None and jit.is_enabled())
 
 
 def register_source(code: CodeType, source: str, file: str) -> None:

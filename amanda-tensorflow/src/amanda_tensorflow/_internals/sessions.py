@@ -6,12 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import pywrap_tf_session, session
-from tensorflow.python.framework import ops
-from tensorflow.python.ops import array_ops
 
-from amanda_tensorflow._internals.graphs import add_function, count_operations, create_op_in
+from amanda_tensorflow._internals.graphs import add_function, create_op_in
 from amanda_tensorflow._internals.runtime import AttrValue, Graph, eager_mode
 
 BaseSession: Any = session.BaseSession
@@ -193,85 +191,12 @@ def call_node(
     return node
 
 
-_SMALL = 4
-"""Nodes below which a graph is not optimized (``min_graph_nodes`` of TensorFlow 2.16 to 2.21)."""
-
-
-def puts_functions_in_place(session: Any) -> bool:
-    """True if a session replaces calls of functions by their operators, as its optimizer does."""
-    config, graph = session_config(session), session.graph
-    rewrites = rewriter_config_pb2.RewriterConfig()
-    if config is not None:
-        rewrites = config.graph_options.rewrite_options
-    least = rewrites.min_graph_nodes or _SMALL
-    if count_operations(graph) - getattr(graph, "_amanda_inserted", 0) < least:
-        return False
-    is_off = rewrites.function_optimization == rewriter_config_pb2.RewriterConfig.OFF
-    is_listed = not rewrites.optimizers or "function" in rewrites.optimizers
-    return is_listed and not is_off and not rewrites.disable_meta_optimizer
-
-
-def twin_in(graph: Any, op: Any, name: str, device: str) -> Any:
-    """The node in a user's graph that shares the kernel of an operator in a called function.
-
-    Args:
-        op: the operator of the function.
-        name: that of the operator once TensorFlow has put the function in the place of the call;
-            kernels with state belong to names.
-        device: where the operator runs.
-
-    Returns:
-        The node; None where the user's graph has one of this name.
-    """
-    twins = _twins(graph)
-    try:
-        found = graph.get_operation_by_name(name)
-    except KeyError:
-        pass
-    else:
-        return found if name in twins else None
-    # Noted first: an interrupt may come between this and the node.
-    twins.add(name)
-    before = int(graph.version)
-    try:
-        with unfinalized(graph), graph.as_default(), graph.control_dependencies(None):
-            return _twin(graph, op, name, device)
-    finally:
-        added = int(graph.version) - before
-        graph._amanda_inserted = getattr(graph, "_amanda_inserted", 0) + added
-        hide(graph)
-
-
-def _twin(graph: Any, op: Any, name: str, device: str) -> Any:
-    """Add an operator like another one, of placeholders, to a graph; arguments of `twin_in`."""
-    with graph.device(None), ops.name_scope(""):
-        inputs = [array_ops.placeholder(t.dtype, t.shape, name="amanda/drawn") for t in op.inputs]
-    with graph.device(device):
-        return create_op_in(
-            graph,
-            op.type,
-            inputs,
-            [tensor.dtype for tensor in op.outputs],
-            name=f"{name}/",
-            attrs={k: v for k, v in op.node_def.attr.items() if not k.startswith("_")},
-            compute_device=bool(device),
-        )
-
-
-def _twins(graph: Any) -> set[str]:
-    """The names of the nodes that :func:`twin_in` has added to a graph."""
-    if not hasattr(graph, "_amanda_twins"):
-        graph._amanda_twins = set()
-    found: set[str] = graph._amanda_twins
-    return found
-
-
 def own_version(graph: Any) -> int:
     """The version of a graph, not counting the nodes that this package has added."""
     return int(graph.version) - getattr(graph, "_amanda_inserted", 0)
 
 
-_HIDDEN = ("amanda/run", "amanda/drawn")
+_HIDDEN = "amanda/run"
 """With which the names of our nodes in a user's graph begin."""
 
 
@@ -280,16 +205,14 @@ def hide(graph: Any) -> None:
     if hasattr(graph, "_amanda_hidden"):
         return
     graph._amanda_hidden = True
-    vanilla, twins = graph._as_graph_def, _twins(graph)
+    vanilla = graph._as_graph_def
 
     def _as_graph_def(*args: Any, **kwargs: Any) -> Any:
         definition, version = vanilla(*args, **kwargs)
         kept = type(definition)()
         kept.CopyFrom(definition)
         del kept.node[:]
-        kept.node.extend(
-            n for n in definition.node if n.name not in twins and not n.name.startswith(_HIDDEN)
-        )
+        kept.node.extend(n for n in definition.node if not n.name.startswith(_HIDDEN))
         del kept.library.function[:]
         kept.library.function.extend(
             f for f in definition.library.function if not f.signature.name.startswith("amanda_")

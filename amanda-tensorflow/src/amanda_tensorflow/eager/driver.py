@@ -7,7 +7,6 @@ pass those that are patched here.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -160,13 +159,6 @@ class EagerModeDriver(TensorFlowEagerDriver):
             Proof(_CUSTOM_GRADIENTS, _prove_custom_gradients, "recomputed operators have new ids"),
             Proof(_LAYERS, _prove_layers, "op ids have no names of layers", "keras"),
         ]
-
-    @classmethod
-    def self_test(cls) -> Sequence[str]:
-        """Make all proofs, also that of Keras, if it is installed."""
-        with contextlib.suppress(ImportError):
-            importlib.import_module("keras")
-        return super().self_test()
 
     # -- tapes ------------------------------------------------------------
 

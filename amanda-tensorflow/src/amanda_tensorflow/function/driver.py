@@ -132,13 +132,13 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 refuse_compiled_only(source, building)
         instrument.warn(site.ids)
         payload = None
-        if made and building.is_changed:
+        if made.is_made and building.is_changed:
             self._warn_about_seeds(name, source)
             payload = self._payload(function, building)
         copy = Copy.of(scopes, building, payload, generation)
-        if made:
+        if made.is_made:
             copy.executions = Executions.of_function(building)
-        is_told_inside = made and iterations is not None and iterations.is_inside
+        is_told_inside = made.is_made and iterations is not None and iterations.is_inside
         name = "" if is_told_inside else function_name(source)
         copy.report = _report(self.dispatcher.points, copy, building, iterations, name, model)
         building.forget()

@@ -532,7 +532,7 @@ class Replay:
             name = callee.graph.name
             with falling_back(self._instrument.dispatcher, building, f"function {name}") as made:
                 refuse_compiled_only(callee.graph, building)
-            if made:
+            if made.is_made:
                 warn_about_xla(name)
                 return False
             new = self.create(site, op, inputs)

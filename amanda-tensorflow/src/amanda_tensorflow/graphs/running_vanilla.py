@@ -5,7 +5,7 @@ warning and a count (contract rule 13). What a tool does wrong, or asks for in v
 
     with falling_back(dispatcher, building, name) as made:
         ...                             # make the copy
-    if not made: run the vanilla graph
+    if not made.is_made: run the vanilla graph
 """
 
 from __future__ import annotations
@@ -29,12 +29,9 @@ class NotInstrumentableError(Exception):
 
 @attrs.define
 class Attempt:
-    """True if a copy was made."""
+    """What has become of an attempt to make a copy."""
 
     is_made: bool = True
-
-    def __bool__(self) -> bool:
-        return self.is_made
 
 
 @contextmanager

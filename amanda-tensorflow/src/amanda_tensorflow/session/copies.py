@@ -188,8 +188,8 @@ class SessionCopies:
                 return f"{op.name} draws random numbers by a seed and waits for other operators"
             if op.name in self._apart:
                 return (
-                    f"{self._apart[op.name]} draws random numbers by a seed in a function that "
-                    "another one calls, or that TensorFlow does not put in the place of its call"
+                    f"{self._apart[op.name]} draws random numbers by a seed in a function that the "
+                    "graph calls"
                 )
         inside = first_seeded(operations, only_in_bodies=True)
         if inside is None:

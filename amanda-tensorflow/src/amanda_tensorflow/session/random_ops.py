@@ -4,9 +4,7 @@
 their name: all runs of the session draw from it, whatever they fetch. A copy would begin with a
 state of its own, and a program would draw other numbers under a tool. Therefore a random operator
 of a copy is a node that runs the vanilla one in the user's session, on the values that the copy has
-computed. One in a called function cannot be run by itself. TensorFlow puts the operators of a
-called function in place of the call, as ``call/operator``, and keeps the state beside that
-name; so a node of that name in the user's graph draws from it (observed with 2.16 to 2.21)::
+computed. One in a called function cannot be run by itself, and the run stays vanilla::
 
     replay = Replay(graph, instrument, draws_from(session))
 """
@@ -31,14 +29,12 @@ def draws_from(
     """A function that adds the seeded random operators of a session's graph to a copy.
 
     Args:
-        apart: gets, by the name of a call, the name of a random operator in it that TensorFlow
-            runs, in some runs, with a state that no other node has.
+        apart: gets, by the name of a call, the name of a random operator in it.
 
     Returns:
         A function that is given a vanilla operator and its site, and gives one that adds the
         operator of the copy, given its inputs there; None for all others.
     """
-    # Nodes in the user's graph live as long as that does.
     graph, reference = session.graph, weakref.ref(session)
 
     def adding(site: OpSite, op: Any) -> Callable[[Sequence[Any]], Any] | None:
@@ -47,18 +43,9 @@ def draws_from(
         if op.graph is graph:
             is_shared = can_be_shared(op)
             return (lambda inputs: Draw(reference, op).added(inputs)) if is_shared else None
-        if site.outermost.graph is not graph:
-            return None
-        call = _call_of(site)
-        if not _internals.puts_functions_in_place(reference()):
-            apart[call] = f"{site.prefix}{op.name}"
-            return None
-        if f"{call}/" != site.prefix:
-            # A function that others call is not always put in place of its call.
-            apart[call] = f"{site.prefix}{op.name}"
-        device = op.device or site.device
-        twin = _internals.twin_in(graph, op, f"{site.prefix}{op.name}", device)
-        return None if twin is None else lambda inputs: Draw(reference, twin).added(inputs)
+        if site.outermost.graph is graph:
+            apart[_call_of(site)] = f"{site.prefix}{op.name}"
+        return None
 
     return adding
 

@@ -1,15 +1,12 @@
 """Masks of a file, and the weights that they belong to.
 
 A mask belongs to the operator with its id. Where an id means another operator, as it can in another
-mode of TensorFlow, the name of the weight decides: each mask serves one weight, and never one of
-another name.
+mode of TensorFlow, the weight has another name, and the mask is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-
-import numpy as np
+from collections.abc import Mapping
 
 from amanda.errors import AmandaError
 from amanda.interface.calls import Variable
@@ -67,43 +64,22 @@ class GivenMasks:
         self._masks = masks
         self._source = source
         self._names = names
-        self._used: dict[str, Hashable] = {}
+        self._used: set[str] = set()
 
-    def mask(self, op_id: str, found: Weight, by_name: bool = False) -> Array:
+    def mask(self, op_id: str, found: Weight) -> Array:
         """Return the mask of a weight that an operator reads.
 
-        Args:
-            op_id: the operator's id.
-            found: the weight.
-            by_name: the id is also that of another operator, and only the name counts.
-
         Raises:
-            AmandaError: there is none, or it has another shape.
+            AmandaError: there is none, it is of a weight of another name, or has another shape.
         """
-        own = name_of(found)
-        theirs = self._names.get(op_id, "")
-        entry = op_id
-        is_other = bool(own and theirs) and not is_same_name(own, theirs)
-        if op_id not in self._masks or is_other or by_name:
-            entry = self._named(op_id, own, theirs)
-        check_shape(op_id, self._masks[entry].shape, found)
-        self._use(entry, found)
-        return self._masks[entry]
-
-    def _named(self, op_id: str, own: str, theirs: str) -> str:
-        """Return the op id under which the file has the mask of the weight of this name."""
-        ids = [i for i, name in self._names.items() if own and is_same_name(own, name)]
-        ids = [i for i in ids if i in self._masks]
-        if ids and all(np.array_equal(self._masks[i], self._masks[ids[0]]) for i in ids):
-            if ids[0] not in self._used:
-                return ids[0]
-            reason = f"its mask for the weight {own} is used for another weight of that name"
-        elif ids:
-            reason = f"it has several masks for weights that are called {own}"
-        elif op_id in self._masks:
+        own, theirs = name_of(found), self._names.get(op_id, "")
+        reason = "it is of another model, or of other ops or other options"
+        if op_id in self._masks:
+            if not (own and theirs) or is_same_name(own, theirs):
+                check_shape(op_id, self._masks[op_id].shape, found)
+                self._used.add(op_id)
+                return self._masks[op_id]
             reason = f"its mask for that op is of the weight {theirs}, and the op reads {own}"
-        else:
-            reason = "it is of another model, or of other ops or other options"
         raise AmandaError(
             f"prune: {self._source} has no mask for op {op_id}, the first one that is missing: "
             f"{reason}"
@@ -112,8 +88,3 @@ class GivenMasks:
     def unused(self) -> list[str]:
         """Return the op ids of the masks that no weight has."""
         return [op_id for op_id in self._masks if op_id not in self._used]
-
-    def _use(self, entry: str, found: Weight) -> None:
-        name = self._names.get(entry, "")
-        same = [i for i, other in self._names.items() if name and other == name] or [entry]
-        self._used.update(dict.fromkeys(same, found.identity))

@@ -244,8 +244,8 @@ class StaticPruning:
         known = self._of_variable(found)
         if known is None and self._in_scope.get(op_id, found.identity) != found.identity:
             # Another operator of this scope has the same id, as the branches of tf.cond can have.
-            known = self._new_weight(op_id, found, is_other=True)
             op_id = next(i for n in itertools.count(2) if (i := f"{op_id}~{n}") not in self.weights)
+            known = self._new_weight(op_id, found)
         if known is None:
             known = self.weights.get(op_id)
         if known is None:
@@ -268,13 +268,13 @@ class StaticPruning:
         is_same = known is not None and (found.key is not None or known.source() is found.value)
         return known if is_same else None
 
-    def _new_weight(self, op_id: str, found: Weight, is_other: bool = False) -> PrunedWeight:
+    def _new_weight(self, op_id: str, found: Weight) -> PrunedWeight:
         # A value that is not an object of the program's (a copy of a variable) may be gone at once.
         source = weak_reference(found.value)
         weight = PrunedWeight(attrs.evolve(found, value=None), shape_of(found.value), source)
         self._by_value[found.identity] = weight
         if self._given is not None:
-            weight.set(self._given.mask(op_id, found, by_name=is_other), None)
+            weight.set(self._given.mask(op_id, found), None)
         elif self._schedule.is_constant and self._global is None:
             self._make(weight, found.value)
         return weight

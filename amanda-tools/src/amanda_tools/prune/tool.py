@@ -119,9 +119,8 @@ class PruneTool(TargetingTool[PruneOptions]):
         """Use the masks, or the values of gates, of a file instead of new ones.
 
         Masks hold from the next analysis on, and stay; an operator without a mask in the file is an
-        error that names it. A mask belongs to the operator with its id; where the file knows
-        the names of weights and that operator reads another one, to the weight with its name. Gates
-        must have been met before.
+        error that names it, as is a mask of a weight of another name. Gates must have been met
+        before.
 
         Raises:
             FileError: the file cannot be read, or is for another method or model.

@@ -150,3 +150,9 @@ def not_counted_by_warnings(function: Any) -> Any:
 def warn_program(text: str) -> None:
     """Warn (CoverageWarning) at the line of the program that has led here."""
     warn_at(calling_frame(("torch",)), text)
+
+
+def has_jit() -> bool:
+    """True if this Python's JIT is enabled; ``sys._jit`` is new in 3.14."""
+    jit = getattr(sys, "_jit", None)
+    return bool(jit is not None and jit.is_enabled())

@@ -127,19 +127,13 @@ class AmandaOperator(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, vjp: Replacement, count: int, *tensors: torch.Tensor) -> Any:
-        ctx.vjp = vjp
-        ctx.count = count
-        ctx.inputs = len(tensors) - count
         with _internals.no_dispatch_modes():
-            outputs = tuple(output.detach() for output in tensors[:count])
-        ctx.mark_non_differentiable(*[o for o in outputs if not is_differentiable(o)])
-        ctx.set_materialize_grads(False)
-        return outputs
+            return TracedOperator.forward(ctx, vjp, count, *tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         if ctx.vjp.applies:
-            return (None, None, *[None] * ctx.count, *ctx.vjp(list(gradients)))
+            return TracedOperator.backward(ctx, *gradients)
         return (None, None, *gradients, *[None] * ctx.inputs)
 
     @staticmethod
@@ -162,8 +156,7 @@ class TracedOperator(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, vjp: Gradients, count: int, *tensors: torch.Tensor) -> Any:
-        ctx.vjp = vjp
-        ctx.count = count
+        ctx.vjp, ctx.count, ctx.inputs = vjp, count, len(tensors) - count
         outputs = tuple(output.detach() for output in tensors[:count])
         ctx.mark_non_differentiable(*[o for o in outputs if not is_differentiable(o)])
         ctx.set_materialize_grads(False)

@@ -23,7 +23,7 @@ from torch import nn
 from amanda.engine.notes import note
 from amanda.inline.steps import are_paired
 from amanda.interface.action import Action
-from amanda.interface.compiled_extension import chosen
+from amanda.interface.settings import chosen
 from amanda.python.patching import PatchSet
 from amanda.state import STATE, TOOL_LOCK, UNPAUSED, deliver
 from amanda_torch import _internals, accel
