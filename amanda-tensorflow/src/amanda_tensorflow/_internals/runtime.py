@@ -254,10 +254,10 @@ def is_on_tape(target: Sequence[Any], output_gradients: Sequence[Any] | None = N
 _OWN_PIPELINES = "tensorflow.python.data.", "keras.src.trainers.", "tf_keras.src.engine."
 
 
-def functions_of(dataset: Any) -> set[Any]:
+def pipeline_functions(dataset: Any) -> set[Any]:
     """The functions that the runtime runs to make the elements of a data set, without those by
     which TensorFlow and the trainers of Keras hand them on."""
-    found = set[Any]().union(*map(functions_of, dataset._inputs()))
+    found = set[Any]().union(*map(pipeline_functions, dataset._inputs()))
     for function in dataset._functions():
         if not str(getattr(function._func, "__module__", "")).startswith(_OWN_PIPELINES):
             found.add(function)

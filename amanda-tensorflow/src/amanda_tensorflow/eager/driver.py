@@ -209,7 +209,7 @@ class EagerModeDriver(TensorFlowEagerDriver):
 
         def _apply_debug_options(dataset: Any) -> Any:
             if LOCAL.tracker is not None and not self.dispatcher.is_paused():
-                for function in _internals.functions_of(dataset) - set(counted):
+                for function in _internals.pipeline_functions(dataset) - set(counted):
                     counted.add(function)
                     self.dispatcher.not_seen(_PIPELINES)
             return vanilla(dataset)
