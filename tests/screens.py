@@ -46,14 +46,13 @@ def take(name: str, width: int) -> str:
 
 
 def complaints(screen: str, width: int) -> list[str]:
-    """What is wrong with the screens of a run."""
-    lines = screen.splitlines()[1:]
-    found = [f"wider than {width}: {line}" for line in lines if len(line) > width]
-    found = [text for text in found if ": amanda: " not in text]
-    counts, tool = collections.Counter[str](), ""
-    for line in lines:
+    """What is wrong with the screens of a run, which begin after the output of the program."""
+    found, counts, tool = [], collections.Counter[str](), ""
+    for line in screen.splitlines():
         tool = (re.match(r"[a-z]+(?=:| of | by )", line) or [tool])[0]
-        counts[tool] += 1
+        counts[tool] += tool not in ("", "amanda")
+        if counts[tool] and len(line) > width:
+            found.append(f"wider than {width}: {line}")
     return found + [f"{n} lines of {tool}" for tool, n in counts.items() if n > MOST_LINES]
 
 
