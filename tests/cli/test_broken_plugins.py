@@ -160,9 +160,9 @@ def test_of_two_tools_of_one_name_the_full_name_tells_which(
     answers = {name: result["summary"]["answer"] for name, result in results.items()}
     assert answers == {"plain.json": 42, "plain-2.json": 43}
     listed = amanda("tools", PYTHONPATH=str(site)).stdout
-    assert "\n  plain           Has a result.\n" in listed.partition("\namanda-sick 1.0:\n")[2]
+    assert "\n  plain           Has a result.\n" in listed.partition("\nother:\n")[2]
     about = "Has the name of another package's tool. (plain means the tool of amanda-sick)"
-    assert f"\nmy-tools 1.0:\n  my-tools/plain  {about}\n" in listed
+    assert f"\n  my-tools/plain  {about}\n" in listed
 
 
 def test_a_driver_that_cannot_be_attached_leaves_the_program_alone(

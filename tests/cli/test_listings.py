@@ -24,17 +24,19 @@ def site(tmp_path: Path) -> Path:
 
 
 def test_tools_are_listed_with_what_they_do(amanda: Command) -> None:
-    """Those of Amanda by purpose, others by distribution, in one screen of 80 columns."""
+    """In groups, "other" last, in one screen of 80 columns."""
     run = amanda("tools", **ALONE)
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith(
-        "amanda-example 1.0:\n"
+        "other:\n"
         "  largest  Finds the largest output of each operator.\n"
         "  log      Prints what runs.\n"
         "options, files, an example:  amanda tools NAME\n"
     )
     lines = amanda("tools").stdout.splitlines()
-    assert [line for line in lines if line.endswith(":")][:2] == ["look:", "find:"]
+    assert [line for line in lines if line.endswith(":")] == [
+        *("look:", "find:", "compare:", "change:", "other:")
+    ]
     assert len(lines) < 40
     assert max(map(len, lines)) <= 80
 
@@ -60,9 +62,6 @@ def test_a_tool_is_described(amanda: Command) -> None:
         "example:\n"
         "  amanda run -t largest -o out -- train.py\n"
     )
-    run = amanda("tools", "largst", **ALONE)
-    assert (run.returncode, run.stdout) == (2, "")
-    assert "no tool named 'largst'; did you mean largest?" in run.stderr
 
 
 MINE = """
@@ -111,31 +110,6 @@ def test_a_class_of_a_file_or_module_is_a_tool(
         assert described.startswith(
             f"{tool}\n\nCounts.\n\noptions:\n  level=integer (default: 1)\n"
         )
-
-
-@pytest.mark.parametrize(
-    ("tool", "said"),
-    [
-        ("mine", "mine.py is a file here: mine.py:CLASS is a tool in it"),
-        ("mine.py", "name the class in the file: -t mine.py:CLASS"),
-        ("my.py:Mine", "there is no file my.py"),
-        ("my.mine:Mine", "my.mine cannot be imported: ModuleNotFoundError: No module named 'my'"),
-        ("beside.py:Mine", "beside.py cannot be imported: ZeroDivisionError: division by zero "),
-        ("mine.py:Min", "mine.py has no class 'Min'; did you mean Mine? (its tools: Mine)"),
-        ("mine.py:Other", "mine.py:Other is not a subclass of amanda.Tool: type <class"),
-        ("mine.py:Mine:lev=1", "no option 'lev'; did you mean level? (it has level); see: amanda"),
-        ("mine.py:Mine:level=0", "mine.py:Mine cannot be created: ZeroDivisionError"),
-    ],
-)
-def test_a_wrong_class_is_refused_in_one_line(
-    tool: str, said: str, amanda: Command, script: Callable[..., Path]
-) -> None:
-    """The line says what is wrong, and names what is near."""
-    script(MINE.replace("from beside import level", "level = 1"), "mine.py")
-    script("1 / 0", "beside.py")
-    run = amanda("run", "-t", tool, "-c", "print('ran')")
-    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
-    assert said in run.stderr
 
 
 def test_drivers_are_listed_with_their_use(amanda: Command) -> None:
@@ -213,31 +187,14 @@ def test_commands_import_no_framework(command: str, python: Command) -> None:
     assert run.stdout.endswith("imported: []\n")
 
 
-def test_an_unknown_command_is_an_error(amanda: Command) -> None:
-    """One line names the commands there are, and what is meant."""
-    for words, said in (
-        (["rum"], "there is no command 'rum'; did you mean run?"),
-        (["rum"], "the commands are run, merge, tools, drivers, doctor"),
-        (["-t", "count"], "options follow a command: amanda run -t count -- script.py"),
-        (["merge"], "merge: the following arguments are required: DIR; see: amanda merge --help"),
-        (["doctor", "now"], "doctor: unrecognized arguments: now; see: amanda doctor --help"),
-        (["tools", "--json"], "tools: unrecognized arguments: --json; see: amanda tools --help"),
-    ):
-        run = amanda(*words)
-        assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
-        assert said in run.stderr
+def test_every_command_has_help(amanda: Command) -> None:
+    """``--help`` tells what the command does, as ``amanda help`` does."""
+    for command in ("run", "merge", "tools", "drivers", "doctor"):
+        assert amanda(command, "--help").stdout.startswith("usage: amanda ")
     assert amanda("version").stdout == amanda("--version").stdout
     assert amanda("help", "merge").stdout == amanda("merge", "--help").stdout
     assert amanda("tools", "count,largest").stdout == amanda("tools", "count", "largest").stdout
     assert amanda("help").stdout.startswith("usage: amanda COMMAND")
-
-
-@pytest.mark.parametrize("command", ["run", "tools", "drivers", "doctor"])
-def test_every_command_has_help(command: str, amanda: Command) -> None:
-    """``--help`` tells what the command does."""
-    run = amanda(command, "--help")
-    assert run.returncode == 0
-    assert run.stdout.startswith("usage: amanda ")
 
 
 @pytest.mark.parametrize("command", ["tools", "drivers", "doctor", "--help"])

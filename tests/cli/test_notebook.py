@@ -124,13 +124,9 @@ def test_an_interrupted_cell_gives_its_results(
     ("options", "said"),
     [
         ("-t cuont", "no tool named 'cuont'; did you mean count"),
-        ("-t count:phase=all", "tool count has no option 'phase'; did you mean phases"),
         ("-t count --evry 2", "unrecognized arguments: --evry 2; see: %amanda --help"),
-        ("-t count --every 0", "--every needs a whole number of at least 1"),
-        ("-t count --driver lopback", "no driver named 'lopback'; did you mean loopback"),
         ("-t count train.py", "unrecognized arguments: train.py"),
         ("-t 'count", "No closing quotation"),
-        ("-t count -o /proc/out", "cannot write to the output folder /proc/out"),
         ("--help", "the cell was not run"),
     ],
 )

@@ -72,41 +72,6 @@ def test_values_get_the_type_of_the_argument(name: str, text: str, value: Any) -
     assert type(converted) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "form"),
-    [
-        ("count", "many", "count=integer"),
-        ("deep", "perhaps", "deep=true|false"),
-        ("mode", "medium", "mode=fast|slow"),
-        ("colour", "green", "colour=RED|BLUE"),
-        ("numbers", "1+x", r"numbers=integer+integer+..."),
-    ],
-)
-def test_a_value_of_another_form_is_an_error(name: str, text: str, form: str) -> None:
-    """The error tells the form that the option has."""
-    with pytest.raises(OptionError) as error:
-        convert(Plain, ToolSpec("plain", {name: text}))
-    assert str(error.value) == f"option {name}={text} of tool plain is not of the form {form}"
-
-
-def test_an_unknown_option_names_the_close_ones() -> None:
-    """A misspelt option is refused with the close matches and all others."""
-    with pytest.raises(OptionError, match=r"did you mean items.*it has items, numbers, count"):
-        convert(Plain, ToolSpec("plain", {"itmes": "a"}))
-
-
-def test_a_missing_option_is_named() -> None:
-    """An argument without a default has to be given."""
-
-    class Needy(amanda.Tool):
-        def __init__(self, threshold: float) -> None:
-            super().__init__()
-
-    with pytest.raises(OptionError, match="tool needy needs the option threshold=number"):
-        convert(Needy, ToolSpec("needy"))
-    assert convert(Needy, ToolSpec("needy", {"threshold": "1"})) == {"threshold": 1.0}
-
-
 def test_types_are_guessed_where_nothing_is_annotated() -> None:
     """Without an annotation the default's type counts, and without that the value's look."""
 

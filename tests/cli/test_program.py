@@ -240,6 +240,8 @@ def test_a_module_needs_no_double_dash(amanda: Command, script: Script) -> None:
     script("import sys; print(sys.argv[1:])")
     for words in (["-m", "program", "-t", "x"], ["program.py", "-t", "x"]):
         assert amanda("run", *words).stdout.startswith("['-t', 'x']\n")
+    script("print('ran')", "sub/py.py")
+    assert amanda("run", "-m", "sub.py").stdout.startswith("ran")
 
 
 def test_processes_that_import_main_anew_find_it(
@@ -266,53 +268,6 @@ def test_a_module_that_cannot_be_run_is_an_error(words: list[str], amanda: Comma
     run = amanda("run", "-t", "count", *words)
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr.startswith("amanda: error: No module named ")
-
-
-def test_the_path_of_a_module_is_answered_with_its_name(amanda: Command, script: Script) -> None:
-    """``-m`` before a file's name or path is wrong usage, and nothing of the file runs."""
-    path = script("print('ran')", "sub/program.py")
-    for word, meant in (
-        ("sub/program.py", "-m sub.program"),
-        ("sub.program.py", "-m sub.program"),
-        ("sub/nothing.py", "sub/nothing.py without -m"),
-        (str(path), str(path)),
-    ):
-        run = amanda("run", "-t", "count", "-m", word)
-        assert (run.returncode, run.stdout) == (2, "")
-        assert run.stderr == f"amanda: error: No module named {word}; did you mean {meant}?\n"
-    script("print('ran')", "sub/py.py")
-    assert amanda("run", "-m", "sub.py").stdout.startswith("ran")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("run.sh", b"#!/bin/bash\npython train.py --its | tee log\n", "begins with #!/bin/bash"),
-        ("picture.png", b"\x89PNG\r\n\x1a\n\0\0", "not a Python script: it is a binary file"),
-        ("cells.ipynb", b'{"cells": [], "nbformat": 4}', "is a notebook; write %load_ext amanda"),
-    ],
-)
-def test_a_file_that_is_no_script_is_wrong_usage(
-    name: str, content: bytes, said: str, amanda: Command, tmp_path: Path
-) -> None:
-    """One line says what the file is, without a traceback or a table; Python's own errors stay."""
-    (tmp_path / name).write_bytes(content)
-    run = amanda("run", "-t", "count", name)
-    assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr.startswith(f"amanda: error: {name} is ")
-    assert said in run.stderr
-    assert run.stderr.count("\n") == 1
-    (tmp_path / "wrong.py").write_text("#!/usr/bin/env python\n1 +\n")
-    run = amanda("run", "-t", "count", "wrong.py")
-    assert run.returncode == 1
-    assert "SyntaxError" in run.stderr
-
-
-def test_a_file_that_does_not_end_is_no_script(amanda: Command) -> None:
-    """Nobody waits until the memory is full."""
-    run = amanda("run", "-t", "count", "/dev/zero")
-    assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr == "amanda: error: /dev/zero is not a Python script: it does not end\n"
 
 
 def test_unsafe_path_is_left_out_if_python_is_told_so(python: Command, script: Script) -> None:

@@ -172,22 +172,6 @@ def test_an_interrupt_names_the_plugin_that_is_loaded(
 # -- tools that cannot be made or applied -----------------------------------------
 
 
-@pytest.mark.parametrize(
-    "error", ["RuntimeError('no')", "ImportError('no')", "KeyError('no')", "SystemExit('no')"]
-)
-def test_a_constructor_that_fails_is_one_line(
-    error: str, amanda: Command, program: str, tmp_path: Path
-) -> None:
-    """It names the tool and ends with status 2; all frames are shown on demand."""
-    site = odd(tmp_path, f"def __init__(self):\n    raise {error}\n")
-    run = amanda("run", "-t", "odd", program, PYTHONPATH=site)
-    kind = error.partition("(")[0]
-    assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr.startswith(f"amanda: error: tool odd cannot be created: {kind}: ")
-    assert run.stderr.endswith(" (AMANDA_TRACEBACK=full shows where)\n")
-    assert run.stderr.count("\n") == 1
-
-
 def test_a_tool_that_fails_where_the_scope_begins_is_one_line(
     amanda: Command, program: str, tmp_path: Path
 ) -> None:
@@ -201,17 +185,6 @@ def test_a_tool_that_fails_where_the_scope_begins_is_one_line(
     )
     run = amanda("run", "-t", "odd", program, PYTHONPATH=site, AMANDA_TRACEBACK="full")
     assert (run.returncode, run.stderr.startswith("Traceback")) == (1, True)
-
-
-def test_a_type_of_an_option_may_raise_what_it_likes(
-    amanda: Command, program: str, tmp_path: Path
-) -> None:
-    """The value has not the form of the option then."""
-    body = "def __init__(self, size: decimal.Decimal):\n    pass\n"
-    site = odd(tmp_path, body, "import decimal\n")
-    run = amanda("run", "-t", "odd:size=x", program, PYTHONPATH=site)
-    assert run.returncode == 2
-    assert "error: option size=x of tool odd is not of the form size=decimal" in run.stderr
 
 
 def test_the_example_of_a_tool_gives_the_options_that_it_needs(

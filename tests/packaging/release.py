@@ -20,6 +20,14 @@ from tests.packaging.environments import DRIVER_TEMPLATE, ROOT, TOOL_TEMPLATE
 PURE = ("amanda-core", "amanda-torch", "amanda-tensorflow", "amanda-tools")
 EXAMPLES = (TOOL_TEMPLATE, DRIVER_TEMPLATE, ROOT / "tests/packaging/autograd_driver")
 DIST, SBOM = ROOT / "dist", ROOT / "build" / "sbom.cdx.json"
+FIT = """
+import keras, numpy
+from amanda_tools.keras import Callback
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+model.compile("sgd", "mse")
+tools = Callback("flops,nan", output="fit", html=True)
+model.fit(numpy.zeros((8, 4)), numpy.zeros((8, 2)), callbacks=[tools], verbose=0)
+"""
 NEEDED = "attrs importlib-metadata pluggy torch tensorflow-cpu jinja2 safetensors xxhash autograd"
 
 
@@ -35,20 +43,29 @@ def build(tools: Path) -> None:
 
 
 def try_out(tools: Path) -> None:
-    """Run the README's command and the doctor where only wheels are installed; write the SBOM."""
-    command = re.search(r"\bamanda (run .* train\.py)\b", (ROOT / "README.md").read_text())
+    """Go a stranger's way where only wheels are installed, with what the README says: the install
+    line, the first command, a tool of one's own; Keras' callback, the doctor. Write the SBOM."""
+    readme = (ROOT / "README.md").read_text()
+    names = re.search(r"pip install --find-links FOLDER ([\w -]+)`", readme)[1].split()
+    commands = [text.split() for text in re.findall(r"\b(amanda run .* train\.py)\b", readme)]
+    assert len(commands) == 2
     sources = (*DIST.glob("amanda_torch_accel-*.tar.gz"), *EXAMPLES)
     with tempfile.TemporaryDirectory() as name:
         wheels = Path(name) / "wheels"
         environments.wheel(wheels, *sources, AMANDA_TORCH_ACCEL_BUILD="release")
         fresh = environments.created(Path(name) / "fresh", NEEDED.split())
         others = [path.name.partition("-")[0] for path in wheels.iterdir()]
+        environments.install(fresh, f"-f{DIST}", *names)
         environments.install(fresh, f"-f{DIST}", f"-f{wheels}", *PURE, *others)
         shutil.copy(ROOT / "amanda-tools/examples/train.py", fresh.folder)
-        for words in (command[1].split(), ["doctor"]):
-            run = fresh.run("amanda", *words)
+        own = re.search(r"```python\n(.*?)\n\n\nmodel =", readme, re.DOTALL)[1]
+        (fresh.folder / "mytools.py").write_text(own)
+        (fresh.folder / "fit.py").write_text(FIT)
+        for words in (*commands, ["python", "fit.py"], ["amanda", "doctor"]):
+            run = fresh.run(*words)
             print(run.stdout, run.stderr)
             assert run.returncode == 0, words
+        assert {"flops.json", "nan.json", "report.html"} <= set(os.listdir(fresh.folder / "fit"))
         for check in (
             "torch-eager: self_test",
             "tensorflow-graph: self_test",

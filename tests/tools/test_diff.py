@@ -255,16 +255,6 @@ def test_a_kind_of_tensors_that_one_run_lacks_is_named(lacks: str) -> None:
     assert f"diff: {which} has no gradients" in [table.title for table in tool.tables()]
 
 
-@pytest.mark.parametrize("tool", ["dump", "diff"])
-def test_a_recording_needs_a_folder(tool: str, tmp_path: Path) -> None:
-    """Without one the values would be lost: it is wrong usage, before the program starts."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    done = run_python("-m", "amanda", "run", "-t", tool, "program.py", "1", cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"{tool} writes what it records into files: give a folder, -o DIR" in done.stderr
-    assert not done.stdout
-
-
 def test_the_toy_framework() -> None:
     """The tool has no branch for a framework."""
 

@@ -24,7 +24,7 @@ from amanda.tools.reporting import ReportingTool, plain_text
 
 
 def test_a_table_is_aligned_and_cut() -> None:
-    """Amounts stand on the right, text on the left, and long tables say what is left out."""
+    """Amounts stand on the right, below their unit, and long tables say what is left out."""
     assert plain_text(Table("title", ("name", "n"), [("a", 1), ("bcdef", 10)])) == (
         "title\n  name    n\n  -----  --\n  a       1\n  bcdef  10"
     )
@@ -33,9 +33,12 @@ def test_a_table_is_aligned_and_cut() -> None:
     one = plain_text(Table("one", ("n",), [(i,) for i in range(MAX_ROWS + 1)]))
     assert one.endswith("... 1 more row with --full")
     assert plain_text(Table("empty", ("n",), [])) == "empty"
-    assert plain_text(Table("", ("a", "b"), [("x", "1.5 kB"), ("y", "-")])).splitlines()[3:] == [
-        "  x  1.5 kB",
-        "  y       -",
+    assert plain_text(Table("", ("a", "b"), [("x B", "1.5 kB"), ("y", "-")])).splitlines()[1:] == [
+        "  a        b",
+        "           B",
+        "  ---  -----",
+        "  x B  1.5 k",
+        "  y        -",
     ]
 
 

@@ -217,6 +217,16 @@ def test_modules_that_are_shared_recursive_unused_or_containers() -> None:
     assert rows[""]["macs"] == 3 * 3 * 16
 
 
+def test_kernels_inputs_and_outputs_are_shown_on_demand() -> None:
+    """With ``shapes``, and in the rows in any case."""
+    model = nn.Sequential(nn.Conv2d(3, 8, (3, 1)), nn.MaxPool2d(2))
+    shown = amanda.summary(model, (2, 3, 8, 8), shapes=True)
+    assert re.search("0 +Conv2d +3 x 1 +2 x 3 x 8 x 8 float32 +2 x 8 x 6 x 8 float32 ", repr(shown))
+    assert re.search("1 +MaxPool2d +2 +2 x 8 x 6 x 8 float32 +2 x 8 x 3 x 4 float32 ", repr(shown))
+    row = amanda.summary(model, (2, 3, 8, 8)).modules[1]
+    assert (row["kernel"], row["inputs"][0]["shape"]) == ((3, 1), [2, 3, 8, 8])
+
+
 def test_models_of_a_program_have_a_tree_each() -> None:
     """A second one of a class is numbered; the last pass of each counts."""
     first, second = nn.Linear(2, 3), nn.Linear(2, 5)
@@ -460,9 +470,9 @@ def test_as_many_levels_are_printed_as_fit_a_screen() -> None:
     blocks = [nn.Sequential(layer, nn.Linear(2, 2)) for layer in [nn.ReLU(), nn.Tanh()] * 8]
     tool = watched((nn.Sequential(*map(copy.deepcopy, blocks)), torch.rand(2)))
     (table,) = tool.tables()
-    assert len(plain_text(table, full=True).splitlines()) == 3 + 1 + 16 + 32
+    assert len(plain_text(table, full=True).splitlines()) == 4 + 1 + 16 + 32
     lines = plain_text(table).splitlines()
-    assert (len(lines), lines[-1]) == (3 + 1 + 16 + 1, "... 32 more rows with --full")
+    assert (len(lines), lines[-1]) == (4 + 1 + 16 + 1, "... 32 more rows with --full")
     assert max(map(len, lines)) <= 100
 
 
@@ -477,12 +487,12 @@ def test_modules_that_are_alike_have_one_line() -> None:
     model = nn.Sequential(*map(block, widths))
     x = torch.rand(2, 4)
     shown, listed = amanda.summary(model, x), amanda.summary(model, x, repeated=True)
-    names = [line.split()[:4] for line in str(shown).splitlines()[3:]]
+    names = [line.split()[:4] for line in str(shown).splitlines()[4:]]
     parts = [["0", "Linear"], ["1", "ReLU"], ["2", "Linear"]]
     expected = [["Sequential", "Sequential"], ["0-2,", "each"], *parts]
     expected += [["3-4,", "each"], *parts, ["5", "Sequential"], *parts]
     assert [name[: len(e)] for name, e in zip(names, expected, strict=True)] == expected
-    assert len(str(listed).splitlines()) == 3 + 1 + 4 * len(widths)
+    assert len(str(listed).splitlines()) == 4 + 1 + 4 * len(widths)
     assert shown.modules == listed.modules
 
 

@@ -88,7 +88,7 @@ class CountTool(PrintingTool[PhaseOptions]):
         for way in _WAYS:
             title = f"count: {plural(_executions(_rows_of(steps, way)), f'{way} execution')}"
             if runs:
-                title += f" in a step ({_executions(_rows_of(rows, way))} in the run)"
+                title += f" in a step ({_executions(_rows_of(rows, way)):,} in the run)"
             groups = _by("type", _rows_of(steps, way), runs)
             lines = [(kind, *of.values()) for kind, of in groups.items()]
             yield Table(title, ("type", "ops", "executions", *runs), lines)

@@ -85,7 +85,7 @@ _GRAPHS = ("function", "graph")
 def _spread(step: Mapping[str, Any], run: Mapping[str, Any]) -> tuple[str, str]:
     """Return the least and the most milliseconds of a step, and those of the run."""
     low, high = step["seconds_min"], step["seconds_max"]
-    steps = f"{1000 * low:.3f} to {1000 * high:.3f}" if high else "-"
+    steps = f"{1000 * low:.3f} to {1000 * high:.3f}" if low < high else ""
     return steps, f"{1000 * run['seconds']:.3f}"
 
 

@@ -62,6 +62,7 @@ class SteerTool(PrintingTool[SteerOptions]):
     """
 
     name = "steer"
+    group = "change"
     Options = SteerOptions
     differentiable = True
 

@@ -177,13 +177,13 @@ class TraceTool(PrintingTool[TraceOptions]):
         """Return a table of the operators and their time in the last step, and in the run, by the
         values of `keys`, the longest first."""
         figures = ("seconds", "run") if has_steps(rows) else ("seconds",)
-        columns = ("milliseconds", "run")[: len(figures)] if self.options.limit else ()
+        columns = ("ms", "ms in the run")[: len(figures)] if self.options.limit else ()
         timed = [{**row, "run": row["seconds"], **row.get("per_step", {})} for row in rows]
         groups = grouped(timed, lambda row: tuple(row[key] for key in keys), figures)
         listed = figures[: len(columns)]
         order = sorted(groups.items(), key=lambda item: (-item[1]["seconds"], -item[1]["ops"]))
         lines = [
-            (*names, of["ops"], *(round(1000 * of[figure], 3) for figure in listed))
+            (*names, of["ops"], *(f"{1000 * of[figure]:.3f}" for figure in listed))
             for names, of in order
         ]
         return Table(title, (*keys, "ops", *columns), lines)

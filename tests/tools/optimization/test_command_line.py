@@ -46,13 +46,6 @@ def test_prune_writes_masks_that_another_run_uses(tmp_path: Path) -> None:
     assert vanilla.stdout.splitlines()[0] != first.stdout.splitlines()[0]
 
 
-def test_an_option_that_cannot_be_is_told_before_the_program_starts(tmp_path: Path) -> None:
-    done = run(tmp_path, "-t", "prune:sparsity=1.5")
-    assert done.returncode == 2
-    assert "sparsity=1.5 is not in [0, 1)" in done.stderr
-    assert "loss" not in done.stdout
-
-
 def test_inject_lists_its_faults(tmp_path: Path) -> None:
     done = run(tmp_path, "-t", "inject:ops=linear,fault=normal,std=0.1,seed=3", "-o", "out")
     assert done.returncode == 0, done.stderr

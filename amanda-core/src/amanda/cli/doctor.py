@@ -19,6 +19,7 @@ from amanda.interface.driver import INTERFACE_VERSION, Driver
 from amanda.interface.install_command import install_command
 from amanda.python.text import printable
 from amanda.registry import distributions, drivers, plugins, proofs
+from amanda.results import plural
 from amanda.scope.apply import apply
 from amanda.state import FAILED
 
@@ -51,9 +52,8 @@ def main(arguments: Sequence[str]) -> int:
             print(title)
             for line in part(problems):
                 print(f"  {printable(line)}", flush=True)
-    count = len(problems)
     well = "all is well" if drivers.drivers() else _NO_DRIVER + plugins.suggest_driver()
-    print(f"{count} problem{'s' if count > 1 else ''}" if problems else well)
+    print(plural(len(problems), "problem") if problems else well)
     for problem in problems:
         print(f"  {printable(problem)}")
     return 1 if problems else 0

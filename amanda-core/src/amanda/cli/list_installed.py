@@ -23,14 +23,6 @@ _ABOUT = {
     "drivers": "List the installed drivers, and why each is or is not used.",
 }
 
-_GROUPS = {
-    "look": ("count", "flops", "kernels", "profile", "sparsity", "stats", "summary", "trace"),
-    "find": ("coverage", "nan", "path"),
-    "compare": ("diff", "dump"),
-    "change": ("inject", "prune", "quantize", "remat", "steer"),
-}
-"""The tools of Amanda by purpose; those of other packages stand below the package."""
-
 _MORE = "options, files, an example:  amanda tools NAME"
 
 
@@ -58,28 +50,29 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 
 def tool_lines() -> list[str]:
-    """List the tools in groups, each with the first line of its docstring."""
-    groups: dict[str, list[str]] = {group: [] for group in _GROUPS}
+    """List the tools in groups, each with the first line of its docstring; the default one last."""
+    groups: dict[str, list[str]] = {}
     entries = available()
     width = max(map(len, entries), default=0)
     for name, entry in entries.items():
-        origin = f"{entry.distribution} {entry.version}"
-        group = next((group for group, names in _GROUPS.items() if name in names), origin)
-        groups.setdefault(group, []).append(f"  {name:{width}}  {_about(entry)}".rstrip())
-    lines = [line for group, found in groups.items() if found for line in (f"{group}:", *found)]
+        group, about = _about(entry)
+        groups.setdefault(group, []).append(f"  {name:{width}}  {about}".rstrip())
+    ordered = sorted(groups, key=Tool.group.__eq__)
+    lines = [line for group in ordered for line in (f"{group}:", *groups[group])]
     return [*lines, _MORE] if lines else [f"no tool is installed; {plugins.advise('amanda-tools')}"]
 
 
-def _about(entry: plugins.ToolEntry) -> str:
-    """What a tool does, in one line, or why it cannot be loaded."""
+def _about(entry: plugins.ToolEntry) -> tuple[str, str]:
+    """The group of a tool, and what it does, in one line, or why it cannot be loaded."""
+    group = Tool.group
     try:
         # Its full name: for the short one, load() warns of other tools of that name.
-        about = inspect.cleandoc(_docstring(load(entry.full_name))).partition("\n")[0]
+        cls = load(entry.full_name)
+        group, about = str(cls.group), inspect.cleandoc(_docstring(cls)).partition("\n")[0]
     except plugins.BROKEN as error:
         about = f"cannot be loaded: {error}"
-    return (
-        f"{about} ({entry.name} means the tool of {entry.rivals[0]})" if entry.is_hidden else about
-    )
+    hidden = f" ({entry.name} means the tool of {entry.rivals[0]})" if entry.is_hidden else ""
+    return group, about + hidden
 
 
 def describe(name: str) -> list[str]:
@@ -136,15 +129,9 @@ def driver_lines(title: str = "drivers") -> list[str]:
         title: the line above it; "" for none.
     """
     rows = [
-        (
-            e.cls.name,
-            e.cls.framework,
-            e.cls.mode,
-            e.cls.priority,
-            e.distribution,
-            e.reason or "used",
-        )
+        (c.name, c.framework, c.mode, c.priority, e.distribution, e.reason or "used")
         for e in drivers.drivers()
+        for c in (e.cls,)
     ]
     lines = plain_text(Table(title, _COLUMNS, rows), full=True).splitlines() if rows else []
     shown = (lines if title else lines[1:]) or ["no drivers are installed"]

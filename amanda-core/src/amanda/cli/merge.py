@@ -191,12 +191,10 @@ def merge_results(name: str, results: Mapping[int, Any]) -> dict[str, Any]:
 
 def _is_common(result: Any) -> bool:
     """True if a result has the form of ``ReportingTool.result()``."""
+    kinds = {"tool": str, "schema": int, "summary": Mapping, "namespaces": list, "ops": list}
     return (
         isinstance(result, Mapping)
-        and isinstance(result.get("tool"), str)
-        and isinstance(result.get("schema"), int)
-        and isinstance(result.get("summary"), Mapping)
-        and all(isinstance(result.get(key), list) for key in ("namespaces", "ops"))
+        and all(isinstance(result.get(key), kind) for key, kind in kinds.items())
         and all(isinstance(name, str) for name in result["namespaces"])
         and all(isinstance(row, Mapping) for row in result["ops"])
     )

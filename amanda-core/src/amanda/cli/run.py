@@ -77,14 +77,14 @@ def _folder(text: str) -> Path:
     raise argparse.ArgumentTypeError("needs the name of a folder, got an empty string")
 
 
-def _some_names(text: str) -> str:
+def _names(text: str) -> list[str]:
     """A list of names, with one at least, which an unset variable of the shell has not.
 
     Raises:
         ArgumentTypeError: it is empty.
     """
-    if grammar.split_names(text):
-        return text
+    if names := grammar.split_names(text):
+        return names
     raise argparse.ArgumentTypeError(f"needs one or more names, got {text!r}")
 
 
@@ -95,10 +95,6 @@ def _number_from(least: int) -> Callable[[str], int]:
         raise argparse.ArgumentTypeError(f"needs a whole number of at least {least}, got {text!r}")
 
     return convert
-
-
-def _drivers(text: str) -> list[str]:
-    return text.split(",")
 
 
 _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
@@ -124,12 +120,12 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
     ),
     (
         "--ops",
-        {"metavar": "A+B", "type": _some_names},
+        {"metavar": "A+B", "type": _names},
         "tools see operators of these types only (default: all)",
     ),
     (
         "--modules",
-        {"metavar": "A+B", "type": _some_names},
+        {"metavar": "A+B", "type": _names},
         "and in modules whose paths match these patterns, such as 'layer1.*'",
     ),
     (
@@ -144,7 +140,7 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
     ),
     (
         "--driver",
-        {"metavar": "NAME", "type": _drivers, "action": "extend"},
+        {"metavar": "NAME", "type": _names, "action": "extend"},
         "use this driver (see: amanda drivers)",
     ),
 )
@@ -285,7 +281,7 @@ def create_report(given: argparse.Namespace, rank: Rank) -> Report:
     if given.html and not names:
         names = [name for name in PAGE_TOOLS if name in available()]
     tools = create_tools(names, given.full)
-    op_filter = create_op_filter(given)
+    op_filter = OpFilter(given.ops or (), given.modules or (), given.every, given.skip)
     if len(given.output) > 1:
         named = " and ".join(map(str, given.output))
         raise UsageError(f"-o is given twice ({named}); all results go to one folder")
@@ -351,16 +347,6 @@ def _load(spec: grammar.ToolSpec) -> type[Tool]:
         raise UsageError(
             f"{error}; if it is a value of a list, join it with '+': {joined}"
         ) from None
-
-
-def create_op_filter(given: argparse.Namespace) -> OpFilter:
-    """Create the filter of the options that are common to all tools.
-
-    Raises:
-        UsageError: a pattern is not of the kind that is known.
-    """
-    ops, modules = (tuple(grammar.split_names(text or "")) for text in (given.ops, given.modules))
-    return OpFilter(ops, modules, given.every, given.skip)
 
 
 def _create_tool(spec: grammar.ToolSpec, cls: type[Tool]) -> Tool:

@@ -30,8 +30,10 @@ _SECTION = re.compile(
 )
 _WITH_NAMES = frozenset({"Args", "Arguments", "Attributes"})
 _ENTRY = re.compile(r"^(\s+)\*{0,2}(\w+)(?: \([^)]*\))?:\s*(.*)$")
-_TRUE = frozenset({"true", "yes", "on", "1"})
-_FALSE = frozenset({"false", "no", "off", "0"})
+_BOOLEANS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -206,20 +208,12 @@ def _convert_scalar(kind: Any, text: str) -> Any:
     if kind is Any or kind is object:
         return _guess(text)
     if kind is bool:
-        return _parse_boolean(text)
+        return _BOOLEANS[text.lower()]
     if typing.get_origin(kind) is typing.Literal:
         return {str(choice): choice for choice in typing.get_args(kind)}[text]
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind[text] if text in kind.__members__ else kind(text)
     return kind(text)
-
-
-def _parse_boolean(text: str) -> bool:
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise ValueError(text)
 
 
 def _parse_number(kind: type[int] | type[float], text: str) -> int | float:

@@ -63,10 +63,13 @@ class Tool:
         only_watches: True declares that no routine of the tool, forward or backward, changes a
             value, so that a driver need not split fused operators for it. It covers the class
             that sets it and its bases, not subclasses.
+        group: the heading under which ``amanda tools`` lists the tool, such as ``"look"``,
+            ``"find"``, ``"compare"`` or ``"change"``.
     """
 
     differentiable: ClassVar[bool] = False
     only_watches: bool = False
+    group: ClassVar[str] = "other"
 
     def add_inst_for_op(
         self, callback: Analysis, backward: bool = False, require_outputs: bool = False

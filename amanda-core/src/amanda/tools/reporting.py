@@ -560,10 +560,13 @@ _WIDTH = (100, 24)
 """Columns and lines where there is no terminal."""
 
 _SHORTEST = 16
-"""Characters that a name keeps, the first of a row half the line; columns from the right are left
-out where that is too wide."""
+"""Characters that a name keeps, the first of a row two fifths of the line; columns from the right
+are left out where that is too wide."""
 
 _AMOUNT = re.compile(r"(≥ )?[-+]?\d[\d.,]*(e[-+]?\d+)?( ?[\w%]{1,6})?( (to|of) [\d.]+)?|[-?]?")
+
+_UNIT = re.compile(r"(.*\d(?: [kMGTP])?) ?(FLOP|B|%)")
+"""An amount with a unit, which stands in the heading of a column where all have the same."""
 
 _IS_SENTENCE = 5
 """Words of a text that is continued on further lines, and not cut as a name is."""
@@ -584,22 +587,34 @@ def plain_text(table: Table, full: bool = False) -> str:
         return "\n  ".join(title)
     rows, more = (table.rows, "") if full else table.head()
     columns = [list(map(_cell, column)) for column in zip(table.columns, *rows, strict=True)]
+    # The calls of a tree may be those of rows that are not shown.
+    columns = [column for column in columns if any(column[1:])]
     return "\n  ".join([*title, *_aligned(columns, room)]) + (f"\n{more}" if more else "")
 
 
 def _aligned(columns: Sequence[Sequence[str]], room: int) -> Iterable[str]:
-    """Yield the lines of columns of texts, the heading first."""
+    """Yield the lines of columns of texts, the heading with its units first."""
     # Names and texts; the other columns are amounts, which are aligned to the right.
     texts = [not (i and all(map(_AMOUNT.fullmatch, c[1:]))) for i, c in enumerate(columns)]
+    columns = [_with_unit(*c, is_text=is_text) for c, is_text in zip(columns, texts, strict=True)]
     widths = _fitting([max(map(len, column)) for column in columns], texts, room)
     lines: list[Sequence[str]] = []
     for cells in zip(*columns[: len(widths)], strict=True):
         lines += itertools.zip_longest(*map(_lines, cells, widths), fillvalue="")
-    lines.insert(1, ["-" * width for width in widths])
+    lines[1 + any(lines[1]) : 2] = [["-" * width for width in widths]]
     ways = [str.ljust if is_text else str.rjust for is_text in texts]
     for line in lines:
         padded = (way(cell, n) for way, cell, n in zip(ways, line, widths, strict=False))
         yield "  ".join(padded).rstrip()
+
+
+def _with_unit(heading: str, *cells: str, is_text: bool) -> Sequence[str]:
+    """A column with a second line of its heading: the unit that all of its amounts have, or ""."""
+    found = [_UNIT.fullmatch(cell) for cell in cells]
+    units = {m[2] if m else cell for m, cell in zip(found, cells, strict=True)} - {"", "-", "?"}
+    if is_text or len(units) != 1 or not any(found):
+        return (heading, "", *cells)
+    return (heading, *units, *(m[1] if m else c for m, c in zip(found, cells, strict=True)))
 
 
 def _cell(value: Any) -> str:
@@ -607,18 +622,17 @@ def _cell(value: Any) -> str:
 
 
 def _fitting(widths: Sequence[int], texts: Sequence[bool], room: int) -> list[int]:
-    """Make the widest texts narrower, then leave columns out, until a line fits."""
-    kept, shortest = list(widths), [room // 2, *(_SHORTEST for _ in widths[1:])]
-    while sum(kept) + 2 * len(kept) > room:
-        excess = [
-            is_text * (w - least) for w, least, is_text in zip(kept, shortest, texts, strict=False)
-        ]
-        if (most := max(excess)) > 0:
-            kept[excess.index(most)] -= 1
-        elif len(kept) > 1:
-            kept.pop()
-        else:
-            break
+    """Leave columns out, and make the widest texts narrower, until a line fits."""
+    shortest = [room * 2 // 5, *(_SHORTEST for _ in widths[1:])]
+    least = [
+        min(w, short) if is_text else w
+        for w, short, is_text in zip(widths, shortest, texts, strict=True)
+    ]
+    needed = list(itertools.accumulate(width + 2 for width in least))
+    kept = list(widths[: max(1, sum(width <= room for width in needed))])
+    for _ in range(sum(kept) + 2 * len(kept) - room):
+        excess = [width - short for width, short in zip(kept, least, strict=False)]
+        kept[excess.index(max(excess))] -= max(excess) > 0
     return kept
 
 

@@ -15,6 +15,8 @@ OptionsT = TypeVar("OptionsT")
 class PrintingTool(ReportingTool[OptionsT]):
     """A reporting tool that writes its rows as CSV."""
 
+    group = "look"
+
     def csv_rows(self) -> list[dict[str, Any]]:
         """Return the rows of the CSV file; those of the operators unless overridden."""
         return self.op_rows()

@@ -31,6 +31,7 @@ class TargetingTool(PrintingTool[OptionsT], abc.ABC):
     """
 
     finds_products: ClassVar[bool] = True
+    group = "change"
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -59,6 +59,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
     """
 
     name = "coverage"
+    group = "find"
     Options = CoverageOptions
     only_watches = True
 
@@ -127,7 +128,8 @@ class CoverageTool(PrintingTool[CoverageOptions]):
 
     def mechanisms(self) -> list[Peer]:
         """Return the mechanisms, without Amanda, of the frameworks whose operators occurred."""
-        frameworks = dict.fromkeys(_framework(covered.op) for covered in self._ops.values())
+        namespaces = (covered.op.namespace for covered in self._ops.values())
+        frameworks = dict.fromkeys(name.partition("/")[0] for name in namespaces)
         return [peer for framework in frameworks for peer in self._peers_of(framework)]
 
     def op_rows(self) -> list[dict[str, Any]]:
@@ -179,9 +181,9 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         counts = (f"{found[OURS][direction]['ops']} {direction} ops" for direction in DIRECTIONS)
         columns = ("mechanism", "direction", "ops", "%", "in modules", "%")
         rows = [
-            (_label(name, seen["how"]), direction, *_cells(seen, direction))
+            (name if name == OURS else f"{name} ({of['how']})", direction, *_cells(of, direction))
             for direction in DIRECTIONS
-            for name, seen in found.items()
+            for name, of in found.items()
         ]
         yield Table("coverage: " + ", ".join(counts), columns, rows)
         names = [name for name in found if name != OURS]
@@ -227,10 +229,6 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         )
 
 
-def _framework(op: OpDescription) -> str:
-    return op.namespace.partition("/")[0]
-
-
 def _in(rows: Iterable[Mapping[str, Any]], direction: str) -> list[Mapping[str, Any]]:
     return [row for row in rows if row["direction"] == direction]
 
@@ -255,10 +253,6 @@ def _figures(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
         "of_executions": sum(row["executions"] for row in rows),
         "share": len(seen) / len(rows) if rows else None,
     }
-
-
-def _label(name: str, how: str) -> str:
-    return name if name == OURS else f"{name} ({how})"
 
 
 def _cells(seen: Mapping[str, Any], direction: str) -> Iterable[Any]:

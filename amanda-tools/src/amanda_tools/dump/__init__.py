@@ -55,6 +55,7 @@ class DumpTool(WatchingTool[DumpOptions]):
     """
 
     name = "dump"
+    group = "compare"
     Options = DumpOptions
     only_watches = True
     by_parameter = False

@@ -93,6 +93,7 @@ class NanTool(PrintingTool[NanOptions]):
     """
 
     name = "nan"
+    group = "find"
     Options = NanOptions
     only_watches = True
 
@@ -429,7 +430,7 @@ class NanTool(PrintingTool[NanOptions]):
         else:
             count = len(self._watches)
             of_model = " of the model" if self.events else ""
-            yield Table(f"nan: no operator{of_model} of {count} watched produced any", (), ())
+            yield Table(f"nan: no operator{of_model} produced any, of {count:,} watched", (), ())
         yield from self._about_others([event for event in self.events if event not in events])
         yield from self._not_looked_at.tables(self.name)
         yield from self.unseen_tables("what they produced is not known")

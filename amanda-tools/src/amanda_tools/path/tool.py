@@ -85,6 +85,7 @@ class PathTool(PrintingTool[PathOptions]):
     """
 
     name = "path"
+    group = "find"
     Options = PathOptions
     only_watches = True
 

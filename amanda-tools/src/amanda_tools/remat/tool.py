@@ -43,6 +43,7 @@ class RematTool(PrintingTool[RematOptions]):
     """
 
     name = "remat"
+    group = "change"
     Options = RematOptions
 
     def __init__(self, **options: Any) -> None:

@@ -13,6 +13,7 @@ from amanda.tools.description import OUTSIDE
 from amanda_tools._bases.watching import KINDS, Sample, WatchedTensor, WatchingOptions, WatchingTool
 from amanda_tools._output.csv_files import write_table
 from amanda_tools._output.folding import in_model
+from amanda_tools._output.units import share_text
 from amanda_tools.stats.tensorboard import require_tensorboard, write_tensorboard
 
 __all__ = ["StatsOptions", "StatsTool"]
@@ -88,21 +89,14 @@ class StatsTool(WatchingTool[StatsOptions]):
 
     def _peculiar(self) -> Iterable[Table]:
         """Yield a table of dead units, and one of saturated elements."""
-        found = self.summary()
-        dead = [
-            (key, count, self.watched[key].moments.row()["units"])
-            for key, count in found["dead_units"].items()
-            if self.is_shown(self.watched[key].op.phase)
-        ]
-        if dead:
-            yield Table("stats: units that were always zero", ("tensor", "dead", "units"), dead)
-        shares = [
-            (key, f"{100 * share:.1f} %")
-            for key, share in found["saturated"].items()
-            if self.is_shown(self.watched[key].op.phase)
-        ]
-        if shares:
-            yield Table("stats: saturated elements", ("tensor", "share"), shares)
+        shown = [w for w in self.watched.values() if self.is_shown(w.op.phase)]
+        rows = [(_name(watched), watched.moments.row()) for watched in shown]
+        if dead := [(name, of["dead_units"], of["units"]) for name, of in rows if of["dead_units"]]:
+            title = "stats: units that were always zero"
+            yield Table(title, ("tensor", "dead", "units"), dead, limit=5)
+        if full := [(n, of["saturated"], of["elements"]) for n, of in rows if of["saturated"]]:
+            shares = [(name, share_text(*of)) for name, *of in full]
+            yield Table("stats: saturated elements", ("tensor", "share"), shares, detail=True)
 
     def charts(self) -> Iterable[Chart]:
         """For each kind of tensor the standard deviations in the order of the run."""
@@ -141,7 +135,7 @@ def _rank(watched: WatchedTensor) -> tuple[bool, float]:
     Operators outside of modules initialize weights, with ranges that say nothing about the model.
     """
     moments = watched.moments
-    largest = max(abs(moments.minimum), abs(moments.maximum)) if moments.executions else 0.0
+    largest = max(abs(moments.minimum), abs(moments.maximum)) if moments.elements else 0.0
     return watched.op.place != OUTSIDE, largest
 
 
@@ -154,10 +148,13 @@ def _of_gradient(watched: WatchedTensor | None) -> tuple[str, ...]:
     return tuple("-" if row["std"] is None else f"{figure:.3g}" for figure in figures)
 
 
+def _name(watched: WatchedTensor) -> str:
+    return in_model(watched.label, watched.op.module)
+
+
 def _shown(watched: WatchedTensor) -> tuple[Any, ...]:
     row = watched.moments.row()
     figures = tuple(
         "-" if row[name] is None else f"{row[name]:.3g}" for name in ("mean", "std", "min", "max")
     )
-    label = in_model(watched.label, watched.op.module)
-    return (label, *figures, f"{100 * row['sparsity']:.1f} %", row["nan"], row["inf"])
+    return (_name(watched), *figures, f"{100 * row['sparsity']:.1f} %", row["nan"], row["inf"])

@@ -116,7 +116,8 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         """One row per module, in the order of each model's tree.
 
         ``model``; ``path``, ``type``, ``depth``; ``output``, the shape of the first tensor that its
-        first call returned, and ``outputs``, all of its tensors; ``parameters``, ``trainable`` ones
+        first call returned, and ``outputs`` and ``inputs``, all of its tensors; ``kernel``, the
+        ``kernel_size`` of a layer; ``parameters``, ``trainable`` ones
         and their ``parameter_bytes``; ``macs``, ``flops``, ``activation_bytes``, null where they
         are not known, and ``bound``: ``lower`` where parts of it run unseen, or have operators
         without a formula; ``calls``; of a model that has not run, ``weights``, the shapes
@@ -133,7 +134,8 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         return found or self._scopes.rows()
 
     def csv_rows(self) -> list[dict[str, Any]]:
-        return [{key: row[key] for key in row if key != "outputs"} for row in self.modules()]
+        rows = self.modules()
+        return [{k: row[k] for k in row if k not in ("inputs", "outputs")} for row in rows]
 
     def op_rows(self) -> list[dict[str, Any]]:
         """None: the result has ``modules``."""

@@ -54,7 +54,7 @@ class GraphOps:
             name = point.module.rpartition("/")[2] or point.id
             target = self._gone.setdefault(point.id, DroppedModule(name))
         if point.point is Point.MODULE_EXIT:
-            recorder.leave(target, tensor_rows(point.outputs))
+            recorder.leave(target, tensor_rows(point.outputs), point.inputs)
         else:
             source = self._layers if is_keras(target) else self._modules
             recorder.enter(source, target, place=point.module)

@@ -12,7 +12,8 @@ class SummaryOptions:
     Attributes:
         depth: levels of modules below the model that tables show; 0 for all.
         repeated: show modules that are alike one by one, such as the blocks of a transformer.
-        shapes: also show the shape and element type of each module's output.
+        shapes: also show the kernel size of each module, and shape and element type of its first
+            input and output.
         csv: also write the rows of all modules as a table.
     """
 

@@ -112,7 +112,7 @@ class TorchCalls:
             # The first layer of a program may be called to build a model before Keras' own calls
             # are followed: the driver then reports no tensors, although a layer returns one.
             has_computed = bool(outputs) or not is_keras(module)
-            self._recorder.leave(module, outputs, has_computed=has_computed)
+            self._recorder.leave(module, outputs, point.inputs, has_computed)
             return
         source = self._layers if is_keras(module) else self._modules
         # Recomputation in a checkpoint repeats calls of the forward pass.

@@ -5,7 +5,7 @@ routines at operators add figures to the module that runs in their thread::
 
     recorder.enter(TorchModules(), model)
     recorder.add(flops=2000, size=64)
-    recorder.leave(model, outputs)
+    recorder.leave(model, outputs, inputs)
     recorder.models[0].last.figures[""].flops
 
 A pass is one complete call of an outermost module; figures are those of the last pass.
@@ -52,6 +52,7 @@ class ModuleFact:
         parameters: parameters of the module and of its parts.
         output: declared shape of a module that is not called, such as an input; else None.
         is_seen: False if its operators run where no driver sees them.
+        kernel: its attribute ``kernel_size``; None without one.
     """
 
     path: str
@@ -60,6 +61,7 @@ class ModuleFact:
     parameters: Sequence[ParameterFact]
     output: Sequence[int | None] | None = None
     is_seen: bool = True
+    kernel: Any = None
 
 
 class ModuleSource(abc.ABC):
@@ -104,12 +106,14 @@ class Figures:
     Attributes:
         calls: number of its calls.
         outputs: shape, dtype and device of the outputs of its first call that has any; None before.
+        inputs: those of the tensors that this call was given.
         flops, bytes: floating-point operations, and bytes of the outputs of its operators.
         is_partial: True if the operations of some operators are not known.
     """
 
     calls: int = 0
     outputs: list[dict[str, Any]] | None = None
+    inputs: Sequence[dict[str, Any]] = ()
     flops: int = 0
     bytes: int = 0
     is_partial: bool = False
@@ -228,7 +232,8 @@ class ModelRecord:
         for path, module in self._places(root):
             inside = path.removeprefix(base).strip(separator)
             depth = inside.count(separator) + 1 if inside else 0
-            found[path] = self.source.describe(path, depth, module)
+            fact = self.source.describe(path, depth, module)
+            found[path] = attrs.evolve(fact, kernel=getattr(module, "kernel_size", None))
         return list(found.values())
 
     def _places(self, root: Any) -> list[tuple[str, Any]]:
@@ -336,7 +341,7 @@ class Recorder:
         self._running.append(within)
         return within, source.root_path(module)
 
-    def leave(self, module: Any, outputs: list[dict[str, Any]], has_computed: bool = True) -> None:
+    def leave(self, module: Any, outputs: Any, inputs: Any, has_computed: bool = True) -> None:
         """Register that a module has returned, or raised if another exception is handled than at
         its call.
 
@@ -352,7 +357,7 @@ class Recorder:
         if has_returned and frame.number >= 0 and not figures.outputs:
             # TensorFlow does not compute unread tensors, as in a call that is only used for a
             # shape.
-            figures.outputs = outputs
+            figures.outputs, figures.inputs = outputs, tensor_rows(inputs)
         if not frames and has_returned and has_computed and not frame.is_joined:
             frame.within.model.complete(frame.within)
 

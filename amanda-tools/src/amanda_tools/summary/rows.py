@@ -55,6 +55,8 @@ def module_row(
         "depth": fact.depth,
         "output": own.outputs[0]["shape"] if own.outputs else declared,
         "outputs": own.outputs or [],
+        "inputs": list(own.inputs),
+        "kernel": fact.kernel,
         "parameters": sum(parameter.size for parameter in parameters),
         "trainable": sum(p.size for p in parameters if p.is_trainable),
         "parameter_bytes": sum(parameter.bytes for parameter in parameters),
@@ -79,8 +81,8 @@ def tree_rows(
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "type": lambda row: str(row["type"]),
         **({"weights": _weights} if any("weights" in row for row in rows) else {}),
-        **({"output": _output} if options.shapes else {}),
-        "parameters": lambda row: amount(row, "parameters"),
+        **(_SHAPES if options.shapes else {}),
+        "params": lambda row: amount(row, "parameters"),
         "FLOP": lambda row: amount(row, "flops"),
         "activations": lambda row: amount(row, "activation_bytes", "B"),
         **({"calls": _calls} if any(row["calls"] > 1 for row in rows) else {}),
@@ -105,10 +107,19 @@ def _weights(row: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {_shape(shape)}" for name, shape in row["weights"].items())
 
 
-def _output(row: Mapping[str, Any]) -> str:
-    """Return the shape and element type of a module's first output."""
-    first: dict[str, Any] = next(iter(row["outputs"]), {})
-    return f"{whole_text(_shape(row['output']), first, _shape)} {first.get('dtype', '')}".rstrip()
+def _tensor(tensors: Sequence[Mapping[str, Any]], declared: Any = None) -> str:
+    """Return the shape and element type of the first tensor."""
+    first = next(iter(tensors), {})
+    shape = _shape(first.get("shape", declared))
+    return f"{whole_text(shape, first, _shape)} {first.get('dtype', '')}".rstrip()
+
+
+_SHAPES: Mapping[str, Callable[[dict[str, Any]], str]] = {
+    "kernel": lambda row: " x ".join(re.findall(r"\d+", str(row["kernel"]))),
+    "input": lambda row: _tensor(row["inputs"]),
+    "output": lambda row: _tensor(row["outputs"], row["output"]),
+}
+"""The columns of the option ``shapes``."""
 
 
 def folded_names(rows: Sequence[dict[str, Any]], options: SummaryOptions) -> dict[str, str]:

@@ -36,6 +36,7 @@ class ShapesTool(ReportingTool[ShapesOptions]):
     """Lists the output shapes of each operator, and the operators with varying shapes."""
 
     name = "shapes"
+    group = "look"
     schema = 1
     Options = ShapesOptions
 
