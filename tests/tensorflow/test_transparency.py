@@ -17,6 +17,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.eager import context
 
 import amanda
+from amanda.cli.last_line import last_line
 from amanda.errors import CoverageWarning
 from amanda_tensorflow import _internals
 from tests.identity import Identity
@@ -192,7 +193,8 @@ REWRITES: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("rewrite", REWRITES)
 def test_rewrites_that_a_look_at_a_sum_or_product_prevents(rewrite: str) -> None:
-    """These are then computed as eager execution does, where vanilla runs differ in last bits."""
+    """These are then computed as eager execution does, where vanilla runs differ in last bits. The
+    last line says so; not under a tool that counts without Python."""
     random, function = np.random.RandomState(0), REWRITES[rewrite]
     x, row = (tf.Variable(random.randn(*shape).astype("float32")) for shape in ((64, 32), (32,)))
     vanilla, eager = tf.function(function)(x, row), function(x, row)
@@ -200,9 +202,13 @@ def test_rewrites_that_a_look_at_a_sum_or_product_prevents(rewrite: str) -> None
     kinds = ("AddV2", "Sub", "Mul", "Neg")
     tool = amanda.Tool()
     tool.add_inst_for_op(lambda c: look(c) if c.get_op().type in kinds else None)
-    with amanda.apply(tool):
+    with amanda.apply(tool) as scope:
         watched = tf.function(function)(x, row)
+    with amanda.apply(amanda.tools.load("count")()) as counting:
+        tf.function(function)(x, row)
     assert [np.array_equal(found, eager) for found in (watched, vanilla)] == [True, False]
+    assert "may round differently: 1" in last_line(scope.statistics, 1.0)
+    assert not counting.statistics.compiled
 
 
 def test_the_optimizers_rewrite_gradients_that_routines_look_at() -> None:

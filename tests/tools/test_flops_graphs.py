@@ -17,6 +17,7 @@ from amanda_tools.flops import FlopsTool
 IMAGES = tf.ones([2, 6, 6, 3])
 KERNEL = tf.Variable(tf.ones([3, 3, 3, 4]))
 WEIGHT = tf.Variable(tf.ones([4, 5]))
+DATA = tf.data.Dataset.range(2)
 
 
 def step(images: Any) -> Any:
@@ -69,6 +70,9 @@ def test_a_sparse_matrix_counts_by_its_values(in_graph: bool, is_flipped: bool) 
 
     with amanda.apply(tool := FlopsTool()):
         (tf.function(run) if in_graph else run)(values, dense)
+        # Neither a generator's state nor an iterator over several devices computes anything.
+        tf.random.Generator.from_seed(1).normal([2])
+        list(tf.distribute.OneDeviceStrategy("/cpu:0").experimental_distribute_dataset(DATA))
     found = tool.summary()
     assert (found["flops"], found["flops_backward"], found["bound"]) == (20, 40, None)
 

@@ -21,6 +21,7 @@ from amanda.errors import AmandaError, CoverageWarning
 from amanda_tensorflow.graphs.building import Building
 
 NOT_COPIED = "graphs that cannot be copied"
+_WITH_PYTHON = "around Python nodes, for which TensorFlow may round differently"
 
 
 class NotInstrumentableError(Exception):
@@ -36,7 +37,8 @@ class Attempt:
 
 @contextmanager
 def falling_back(dispatcher: Dispatcher, building: Building, name: str) -> Iterator[Attempt]:
-    """Within it, a copy is made; if that fails for no fault of a tool, a warning says so.
+    """Within it, a copy is made; if that fails for no fault of a tool, a warning says so. Of one
+    with nodes that call Python the last line says that its last bits may differ.
 
     Args:
         building: the copy. Where an operator of it was replaced, the failure may be the
@@ -46,6 +48,8 @@ def falling_back(dispatcher: Dispatcher, building: Building, name: str) -> Itera
     attempt = Attempt()
     try:
         yield attempt
+        if building.has_python:
+            dispatcher.note_compiled(name, _WITH_PYTHON)
     except Exception as error:
         interrupt = _interrupt_behind(error)
         if interrupt is not None:
