@@ -138,7 +138,7 @@ def shoot(browser: webdriver.Chrome, picture: Picture, page: Path) -> Image.Imag
             "element.scrollIntoView();"  # charts are drawn when they come into sight
             "const box = element.getBoundingClientRect(), margin = 16;"
             # A part begins with a line that ends the one before it.
-            "const top = element.matches('section, details') ? margin : -margin;"
+            "const top = {SECTION: margin, DETAILS: 2}[element.tagName] ?? -margin;"
             "return {x: box.x - margin, y: box.y + scrollY + top, width: box.width + 2 * margin,"
             " height: Math.min(box.height + margin - top, arguments[1])}",
             picture.element,

@@ -332,7 +332,7 @@ def test_the_head_tells_what_ran_and_the_main_figures() -> None:
 
 
 def test_the_tree_and_the_head_have_the_last_step() -> None:
-    """The sums of the run, evaluations and all, are with the operator; setup is in no step."""
+    """The sums of the run, evaluations and all, stand in the table; setup is in no step."""
     step = {"flops": 10, "executions": 1, "per_step": {"flops": 4, "executions": 2}}
     setup = {"phase": "setup", "flops": 7, "per_step": {"flops": 0}}
     ops = [op("Net.a/mm:0", "a", "mm", phase="forward", **step), op("/rand:0", "", "rand", **setup)]
@@ -344,13 +344,13 @@ def test_the_tree_and_the_head_have_the_last_step() -> None:
     found = model({"ops": ops, "summary": summary})
     assert (found.of, found.total("flops", "forward")) == ("one step, the last of 3", 4)
     rows = found.data()["nodes"]
-    assert [row[5]["whole run"] for row in rows if row[1] == "op" and "whole run" in row[5]] == [
-        "1 execution, 10 FLOP", "7 FLOP",
-    ]  # fmt: skip
     assert [row[6] for row in rows if row[1] == "op"] == [[4], [7]]
     tool = ToolReport(name="flops", result={"ops": ops, "summary": summary})
     head = document_of(RunReport(title="t", facts={}, tools=[tool]))
     assert head.figures == {"FLOPs per step": "4 FLOP (steps from 4 FLOP to 3 kFLOP)"}
+    assert head.operators is not None
+    columns = {column["name"]: column.get("values") for column in head.operators.columns}
+    assert (columns["flops"], columns["flops in the run"]) == ([4, 0], [10, 7])
 
 
 def test_two_models_keep_their_own_shapes() -> None:

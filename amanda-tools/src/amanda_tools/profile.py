@@ -32,7 +32,7 @@ from amanda_tools._operators.saved_tensors import saved_tensors
 from amanda_tools._operators.source_lines import source_of
 from amanda_tools._operators.written_bytes import WrittenBytes
 from amanda_tools._output.folding import folded_rows
-from amanda_tools._output.ranked_charts import lines_over_steps, rank_modules
+from amanda_tools._output.ranked_charts import lines_over_steps
 from amanda_tools._output.units import format_short, share_text
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.memory import device_bytes, synchronize
@@ -338,8 +338,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
             yield Table(title, ("of", "collections", "ms"), lines, detail=True)
 
     def charts(self) -> Iterable[Chart]:
-        """Time by module and by type; the last step over time; memory saved for the backward pass
-        by module."""
+        """Time by module and by type; the last step over time; duration and memory of steps."""
         listed = shown(self.op_rows(), self.options)
         yield from charts_by(("module", "type"), listed, "seconds", "time", "s")
         yield from self._time_line()
@@ -348,9 +347,6 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         yield from lines_over_steps(title, figures, {"time": "seconds"}, "s")
         both = {"peak": "peak_bytes", "at its end": "memory_bytes"}
         yield from lines_over_steps("memory per step", figures, both, "B")
-        modules = grouped(listed, lambda row: self._ops[row["id"]].place, _SUMMED)
-        title = "saved for the backward pass by module"
-        yield from rank_modules(title, modules, {"saved": "saved_bytes"}, "B")
 
     def _time_line(self) -> Iterable[Chart]:
         """Yield a chart of the operators of the last step over time, by module."""

@@ -23,7 +23,7 @@ import attrs
 from amanda.python.text import printable
 from amanda.results import ToolReport
 from amanda_tools._operators.model_phases import MODEL
-from amanda_tools._output.units import format_short, whole_text
+from amanda_tools._output.units import whole_text
 from amanda_tools._values.shapes import HANDLES
 
 _OF_TENSORS = frozenset({"zeros", "elements"})
@@ -90,7 +90,6 @@ class ModelOp:
         details: further lines of the details view, by heading.
         device: device of its first tensor; "" if no tool gives it.
         values: figures by key, of one step if the run has steps.
-        run: sums over the whole run by key, if ``values`` has those of a step.
     """
 
     id: str
@@ -103,7 +102,6 @@ class ModelOp:
     details: dict[str, str] = attrs.field(factory=dict)
     device: str = ""
     values: dict[str, float] = attrs.field(factory=dict)
-    run: dict[str, float] = attrs.field(factory=dict)
 
     @property
     def is_model(self) -> bool:
@@ -205,33 +203,16 @@ def _describe(op: ModelOp, row: Mapping[str, Any]) -> None:
         op.details["attributes"] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-_SUMS = {"executions": "", "calls": "", **{f.key: f.unit for f in FIGURES if f.per_step}}
-"""Keys of rows that are sums over the whole run, and their units."""
-
-
 def _in_step(op: ModelOp, row: Mapping[str, Any], steps: int) -> Mapping[str, Any]:
     """Return a row with the figures of one step: of the last one, or the mean of all."""
     per_step = row.get("per_step")
     if isinstance(per_step, Mapping):
-        for key in _SUMS:
-            if (value := number_of(row.get(key))) is not None:
-                op.run["calls" if key == "executions" else key] = value
         # Setup, and the loading of data, are in no step.
         return {**row, **per_step} if op.is_model or any(per_step.values()) else row
     if not (steps and op.is_model):
         return row
     means = {f.key: number_of(row.get(f.key)) for f in FIGURES if f.per_step}
     return {**row, **{key: value / steps for key, value in means.items() if value is not None}}
-
-
-def run_text(op: ModelOp) -> str:
-    """Format the sums over the whole run; "" if they are not known."""
-    calls = op.run.get("calls")
-    texts = [] if calls is None else [f"{calls:,.0f} execution{'' if calls == 1 else 's'}"]
-    texts += [
-        format_short(op.run[f.key], f.unit) for f in FIGURES if f.per_step and op.run.get(f.key)
-    ]
-    return ", ".join(texts)
 
 
 def _add_values(op: ModelOp, row: Mapping[str, Any], seen: set[str], tool: str) -> None:

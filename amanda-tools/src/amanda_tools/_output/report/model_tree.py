@@ -31,7 +31,6 @@ from amanda_tools._output.report.model_ops import (
     merge_ops,
     number_of,
     pairs_of,
-    run_text,
     shapes_text,
     steps_of,
     tensor_text,
@@ -106,9 +105,7 @@ class ModelView:
             values = [self._values(node.values)] if node.values else []
             return [*row, node.details, *values] if node.details else row
         own = self._values(node.op.values)
-        whole = run_text(node.op)
-        details = {"id": node.op.id, **node.details, **({"whole run": whole} if whole else {})}
-        return [*row, details, own, backward]
+        return [*row, {"id": node.op.id, **node.details}, own, backward]
 
     def _values(self, values: Mapping[str, float]) -> list[Any]:
         return [self._value(values, figure) for figure in self.figures]

@@ -320,7 +320,7 @@ class Graph {
     const { model } = this;
     const box = this.boxes.get(i), { isOpen, depth } = box;
     const node = model.nodes[i];
-    const { shift, letters } = isOpen ? this.title(box, this.crossed.get(i) ?? []) : { shift: 0, letters: 26 };
+    const { shift, letters } = isOpen ? this.title(box, this.crossed.get(i) ?? []) : { shift: 0, letters: 24 };
     const lines = [isOpen ? model.label(i) : node[NAME]];
     if (!isOpen) {
       if (model.repeats(i) > 1) lines.push(`sum of ${model.repeats(i)}`);
