@@ -25,7 +25,7 @@ DOCUMENTS = [
 ]
 
 FOLDER = documents.ROOT / "amanda-tools/docs"
-OWN = "flops", "nan", "path", "report", "stats", "steer", "summary", "trace", "../README"
+OWN = "flops", "nan", "path", "report", "steer", "summary", "trace", "../README"
 """Documents of the analysis tools, and of the package, that have Python blocks."""
 
 TASKS = sorted(f"tasks/{path.stem}" for path in FOLDER.glob("tasks/*.md"))
