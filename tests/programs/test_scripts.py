@@ -25,7 +25,7 @@ from tests.programs.processes import ENVIRONMENT
 from tests.running import run_python
 
 ROOT = Path(__file__).parents[2]
-SAMPLE = ("pinn", "fourier_network", "forward_called", "saves_on_signal")
+SAMPLE = ("fourier_network", "forward_called", "saves_on_signal")
 WATCHING = "count,flops,summary,trace,profile,stats,sparsity,nan:action=record"
 DERIVATIVES = "derivatives of gradients under a transform"
 CHILDREN = "what child processes run, such as workers that load data"
