@@ -257,11 +257,18 @@ _OWN_PIPELINES = "tensorflow.python.data.", "keras.src.trainers.", "tf_keras.src
 def pipeline_functions(dataset: Any) -> set[Any]:
     """The functions that the runtime runs to make the elements of a data set, without those by
     which TensorFlow and the trainers of Keras hand them on."""
-    found = set[Any]().union(*map(pipeline_functions, dataset._inputs()))
-    for function in dataset._functions():
-        if not str(getattr(function._func, "__module__", "")).startswith(_OWN_PIPELINES):
-            found.add(function)
+    waiting, met, found = [dataset], set[int](), set[Any]()
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in met:
+            met.add(id(part))
+            waiting += part._inputs()
+            found.update(f for f in part._functions() if not _is_own(f._func))
     return found
+
+
+def _is_own(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith(_OWN_PIPELINES)
 
 
 def handle_key(handle: Any) -> int:
