@@ -20,12 +20,11 @@ DOCUMENTS = [
     "amanda-core/docs/writing-a-driver.md",
     "amanda-core/docs/contract-kit.md",
     "amanda-torch/docs/driver.md",
-    "amanda-tensorflow/README.md",
     "amanda-tensorflow/docs/driver.md",
 ]
 
 FOLDER = documents.ROOT / "amanda-tools/docs"
-OWN = "flops", "nan", "path", "report", "steer", "summary", "trace", "../README"
+OWN = "flops", "nan", "path", "summary", "../README"
 """Documents of the analysis tools, and of the package, that have Python blocks."""
 
 TASKS = sorted(f"tasks/{path.stem}" for path in FOLDER.glob("tasks/*.md"))

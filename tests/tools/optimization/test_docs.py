@@ -12,9 +12,7 @@ from tests.tutorial import documents
     [
         "amanda-core/docs/subgraph-rewriting.md",
         "amanda-tools/docs/inject.md",
-        "amanda-tools/docs/prune.md",
         "amanda-tools/docs/quantize.md",
-        "amanda-tools/docs/remat.md",
     ],
 )
 def test_the_examples_print_what_the_page_says(page: str) -> None:
