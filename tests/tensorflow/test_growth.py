@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -75,46 +74,3 @@ def test_a_graph_is_not_read_for_each_of_its_gradients(
 
     read(1)
     assert read(32) < 3 * read(16)
-
-
-def gradient_in_session(size: int) -> None:
-    """The gradient of exponentials, which is in the graph."""
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        x = tf.constant([0.5])
-        session.run(tf.gradients(exponentials(size, x), x)[0])
-
-
-def gradient_of_function(size: int) -> None:
-    """The gradient of exponentials by a tape outside of their function."""
-    x = tf.constant([0.5])
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = tf.function(functools.partial(exponentials, size), autograph=False)(x)
-    tape.gradient(y, x)
-
-
-@pytest.mark.parametrize("run", [gradient_in_session, gradient_of_function])
-def test_a_derived_gradient_reads_the_operators_of_its_replacement(
-    run: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not all that depend on the replaced operator, so that the costs grow as the graph does."""
-    with tf.Graph().as_default():
-        kind = type(tf.constant(0.0))
-    vanilla, count = kind.consumers, 0
-
-    def consumers(tensor: Any) -> Any:
-        nonlocal count
-        count += 1
-        return vanilla(tensor)
-
-    monkeypatch.setattr(kind, "consumers", consumers)
-
-    def asked(size: int) -> int:
-        nonlocal count
-        count = 0
-        with amanda.apply(Replacing(), drivers=DRIVERS):
-            run(size)
-        return count
-
-    asked(1)
-    assert asked(32) < 3 * asked(16)

@@ -15,7 +15,6 @@ from amanda_tensorflow._internals.symbols import *
 
 # The modules below read private symbols while they are imported.
 try:
-    from amanda_tensorflow._internals.gradients import *
     from amanda_tensorflow._internals.graphs import *
     from amanda_tensorflow._internals.runtime import *
     from amanda_tensorflow._internals.sessions import *

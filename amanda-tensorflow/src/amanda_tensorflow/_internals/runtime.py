@@ -98,6 +98,8 @@ is_trainable: Any = backprop_util.IsTrainable
 
 zeros_like: Any = default_gradient.zeros_like
 
+gradients_in_graph: Any = gradients_util._GradientsHelper
+
 identity_n: Any = gen_array_ops.identity_n
 
 identity: Any = gen_array_ops.identity

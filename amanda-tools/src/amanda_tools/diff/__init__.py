@@ -73,6 +73,7 @@ class DiffTool(DumpTool):
             align, tolerance = self.options.align, self.options.tolerance
             ops = align_ops(run, self._reference, align, tolerance)
             pairs = list(compare(run, self._reference, ops, tolerance))
+            ops = {pair.record.id: ops[pair.record.id] for pair in pairs}
             self._pairs = (len(self.entries), pairs, ops)
         return self._pairs[1], self._pairs[2]
 

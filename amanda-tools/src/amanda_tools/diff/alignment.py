@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from amanda_tools.diff.comparison import Counterpart, compare_tensors, repeated
+from amanda_tools.diff.comparison import Counterpart, compare_tensors
 from amanda_tools.diff.recordings import Recording, TensorRecord
 
 # Scores of a pair of operators that are not equal in value. An alignment maximizes their sum; only
@@ -74,21 +74,7 @@ def align_ops(
             for ops in (ours, theirs)
         )
         pairs |= _by_value(mine, other, pairs, tolerance)
-    return _without_loops(run, reference, pairs, tolerance)
-
-
-def _without_loops(
-    run: Recording, reference: Recording, pairs: Mapping[str, Counterpart], tolerance: float
-) -> dict[str, Counterpart]:
-    """Leave out pairs of unequal values in a loop that one run has unrolled: they are ambiguous."""
-    ours, theirs, unsure = run.ops(), reference.ops(), repeated(run, reference, pairs)
-    return {
-        i: pair
-        for i, pair in pairs.items()
-        if pair.by == "value"
-        or i not in unsure
-        or compare_tensors(ours[i], theirs[pair.id], tolerance).agrees
-    }
+    return pairs
 
 
 def _by_value(

@@ -7,7 +7,7 @@ operator has a counterpart in `ops`, as :func:`amanda_tools.diff.alignment.align
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import attrs
@@ -66,40 +66,27 @@ def compare(
     unrolled, the first execution is compared.
     """
     theirs = {(record.id, *record.place): record for record in reference.records}
-    several = repeated(run, reference, ops)
+    ours, others = _executions(run), _executions(reference)
+    steps = [min(of.values(), default=0) for of in (ours, others)]
     for record in run.records:
         counterpart = ops.get(record.id)
-        if counterpart is None or (record.step and record.id in several):
+        if counterpart is None:
+            continue
+        times = ours[record.id] * steps[1], others[counterpart.id] * steps[0]
+        # Operators that are paired by their ids are the same code. What a loop runs in another
+        # order is not known.
+        is_loop = counterpart.by != "id" and times[0] != times[1]
+        if is_loop and (record.step or counterpart.by == "order"):
             continue
         other = theirs.get((counterpart.id, *record.place))
         if other is not None:
             pair = compare_tensors(record, other, tolerance)
             notes = [pair.note] if pair.note else []
-            if record.id in several:
+            if is_loop:
                 notes.append("the first execution: one run has more than the other")
             if counterpart.by == "order":
                 notes.append("paired by order")
             yield attrs.evolve(pair, by=counterpart.by, note=", ".join(notes))
-
-
-def repeated(
-    run: Recording, reference: Recording, ops: Mapping[str, Counterpart]
-) -> Container[str]:
-    """Return the operators that one run repeats and the other does not, as in an unrolled loop.
-
-    Operators paired by their ids are left out, for they are the same code.
-    """
-    ours, theirs = (_executions(recording) for recording in (run, reference))
-    numbers = {
-        i: (ours[i], theirs.get(other.id, 0)) for i, other in ops.items() if other.by != "id"
-    }
-    # The runs may have different numbers of steps.
-    steps = min(numbers.values(), key=sum, default=(0, 0))
-    return {
-        i
-        for i, found in numbers.items()
-        if found[0] != found[1] and (found[0] == steps[0]) != (found[1] == steps[1])
-    }
 
 
 def _executions(recording: Recording) -> dict[str, int]:
