@@ -224,9 +224,9 @@ def test_counts_that_a_step_did_not_begin_with_are_unknown() -> None:
     steps = StepFigures()
     steps.begin(0, {}, {"calls": [3]}, 1.0)
     steps.end(0, {}, {}, {"calls": [5, 1], "seconds": [9.0, 2.0]}, 3.0)
-    assert (steps.counts_of_last(), steps.times) == ({"calls": [2, 1]}, (1.0, 3.0))
+    assert (steps.counts_of_last(), steps.times_of) == ({"calls": [2, 1]}, {0: (1.0, 3.0)})
     steps.end(1, {}, {}, {"calls": [6, 2]}, 4.0)
-    assert (steps.counts_of_last(), steps.times) == ({}, None)
+    assert (steps.counts_of_last(), steps.times_of.get(1)) == ({}, None)
 
 
 def test_steps_of_equal_figures_count_in_the_ranges() -> None:

@@ -131,16 +131,13 @@ class Points:
                 if begins and scope.routines_at(Point.FORWARD_BEGIN):
                     tell(Point.FORWARD_BEGIN, id=model, **facts())
         except BaseException:
-            self._give_up_forward(scopes[:begun])
+            # The outermost module is not run, since a tool has raised where its call begins.
+            for scope in scopes[:begun]:
+                scope.iterations.forward_ends(failed=True)
             raise
 
     def _will_step(self, facts: Callable[[], Mapping[str, Any]]) -> bool:
         return bool(self._dispatcher.driver.will_step(facts().get("target")))
-
-    def _give_up_forward(self, told: Scopes) -> None:
-        """The outermost module is not run, since a tool has raised where its call begins."""
-        for scope in told:
-            scope.iterations.forward_ends(failed=True)
 
     def forward_ends(self, told: Scopes, model: str, failed: bool, facts: Facts = _NOTHING) -> None:
         """The outermost module has returned, or raised.

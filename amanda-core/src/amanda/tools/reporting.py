@@ -245,7 +245,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
     def step_times(self) -> tuple[float, float] | None:
         """When the last step began and ended, in seconds of ``time.perf_counter``; None before one
         and where it is unknown."""
-        return self._step_figures.times
+        return self._step_figures.times_of.get(self.steps - 1)
 
     @property
     def times_of_steps(self) -> list[tuple[float, float]]:
@@ -359,14 +359,12 @@ class StepFigures:
         count: steps that have ended.
         series: by the number of the step its figures, and its ``seconds`` where they are known; of
             the last 1000 steps.
-        times: begin and end of the last step; None where they are unknown.
         times_of: begin and end of the last steps by number, where they are known.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.series: collections.OrderedDict[int, dict[str, float]] = collections.OrderedDict()
-        self.times: tuple[float, float] | None = None
         self.times_of: collections.OrderedDict[int, tuple[float, float]] = collections.OrderedDict()
         self._begins: collections.OrderedDict[int, Mapping[str, float]] = collections.OrderedDict()
         self._count_begins: dict[int, tuple[_Counts, float | None]] = {}
@@ -419,14 +417,12 @@ class StepFigures:
         self._note_last(number, last)
         begin_counts, began = self._count_begins.get(number, (None, None))
         self._counts = None if begin_counts is None else (begin_counts, counts)
-        self.times = None if began is None or moment is None else (began, moment)
         _drop_from(self.times_of, number)
-        seconds: dict[str, float] = {}
-        if self.times is not None:
-            seconds = {"seconds": self.times[1] - self.times[0]}
-            self.times_of[number] = self.times
+        self.series[number] = dict(last)
+        if began is not None and moment is not None:
+            self.times_of[number] = began, moment
             _keep_last(self.times_of, _STEPS_TIMED)
-        self.series[number] = {**last, **seconds}
+            self.series[number]["seconds"] = moment - began
         _keep_last(self.series, _STEPS_IN_SERIES)
 
     def _note_last(self, number: int, last: dict[str, float]) -> None:

@@ -18,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from amanda.errors import AmandaError
 from amanda.interface.calls import OpFunction
+from amanda.python.nested import leaves
 from amanda.tool import vanilla
 from amanda_tools._internals import old_batch_check, version_of
 
@@ -323,7 +324,4 @@ def storage_of(tensor: Any) -> Any:
 
 def tensors_in(result: Any) -> list[torch.Tensor]:
     """Return the tensors of an operator's result."""
-    if isinstance(result, torch.Tensor):
-        return [result]
-    items = result if isinstance(result, (list, tuple)) else ()
-    return [tensor for item in items for tensor in tensors_in(item)]
+    return [item for item in leaves(result) if isinstance(item, torch.Tensor)]
