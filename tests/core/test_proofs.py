@@ -65,6 +65,38 @@ def _told(caught: Sequence[warnings.WarningMessage]) -> list[str]:
     return [str(w.message) for w in caught if issubclass(w.category, CoverageWarning)]
 
 
+def test_a_proof_waits_for_the_module_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scope that has imported the module makes the proof as it ends, and tells what fails."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with _scope():
+            pass
+        scope = _scope()
+        with scope:
+            _import_needed(monkeypatch)
+            assert UntestedDriver.made == ["early"]
+        assert UntestedDriver.made == ["early", "late"]
+    (text,) = _told(caught)
+    assert text.startswith("late: switched off in the driver")
+    assert "this scope ran before that was detected" in text
+    assert "from now on it is not late" in text
+    assert caught[0].filename == __file__
+    assert "late did not work in loopback" in scope.statistics.not_seen
+
+
+def test_a_mechanism_that_has_failed_late_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scopes after it do without, and say so in what they have not seen."""
+    with pytest.warns(CoverageWarning, match="late: switched off"), _scope():
+        _import_needed(monkeypatch)
+    scope = _scope()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with scope:
+            pass
+    assert UntestedDriver.made == ["early", "late"]
+    assert list(scope.statistics.not_seen) == ["late switched off in loopback: it is not late"]
+
+
 def test_a_module_imported_between_scopes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next scope makes the proof before it begins."""
     with _scope():
@@ -75,6 +107,22 @@ def test_a_module_imported_between_scopes(monkeypatch: pytest.MonkeyPatch) -> No
         pass
     assert UntestedDriver.made == ["early", "late"]
     assert list(scope.statistics.not_seen) == ["late switched off in loopback: it is not late"]
+
+
+def test_an_inner_scope_leaves_late_proofs_to_the_outer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A driver is not proven while a scope uses it."""
+
+    def program() -> None:
+        with _scope():
+            with _scope():
+                _import_needed(monkeypatch)
+            assert UntestedDriver.made == ["early"]
+
+    with pytest.warns(CoverageWarning, match="late: switched off"):
+        program()
+    assert UntestedDriver.made == ["early", "late"]
 
 
 def test_no_proof_is_made_for_a_tested_version(monkeypatch: pytest.MonkeyPatch) -> None:

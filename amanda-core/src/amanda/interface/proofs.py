@@ -31,7 +31,7 @@ class Proof:
             without it (``Driver.switched_off``). "" if the driver cannot work without it.
         needs: a module without which the program cannot run, and whose import takes too long for a
             proof. If it is not imported yet, the proof waits for the first scope that finds it
-            imported as it begins.
+            imported as it ends or begins.
     """
 
     mechanism: str

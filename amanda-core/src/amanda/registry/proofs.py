@@ -4,8 +4,8 @@ A scope calls :func:`prove` before it begins. The outcome of each driver is kept
 With a version and build of the framework that the driver was tested with, the tests have made the
 proofs, and nothing is done.
 
-A proof that needs a module which is not imported (``Proof.needs``) waits for the first scope that
-finds it imported as it begins.
+A proof that needs a module which is not imported (``Proof.needs``) waits for it. A scope that ends
+calls :func:`prove_late`, since operators have run unproven, and warns if the proof fails.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from amanda.errors import CapabilityError, CoverageWarning
 from amanda.interface.driver import Driver
@@ -75,7 +75,32 @@ def prove(classes: Sequence[type[Driver]], importing: bool = False) -> None:
             continue
         for proof, problem in _LOCK.hold(_prove, cls, version, importing).items():
             if proof.without:
-                _warn(cls, version, proof, problem)
+                _warn(cls, version, proof, problem, proof.without, stacklevel=6)
+
+
+def prove_late(classes: Sequence[type[Driver]], tell: Callable[[str], None]) -> None:
+    """Make the proofs that have waited for a module, where a scope ends that has imported it.
+
+    A failure is a :class:`~amanda.errors.CoverageWarning`, since the scope has used the mechanism.
+
+    Args:
+        classes: the drivers that were attached.
+        tell: is given a line for each proof that fails.
+    """
+    if not _WAITING or _PROVING.active:
+        return
+    for cls in classes:
+        version = untested_version(cls)
+        # While another scope needs the driver, it is the end of that one.
+        if (cls, version) not in _WAITING or cls in ATTACHED or not _is_due(cls, version):
+            continue
+        for proof, problem in _LOCK.hold(_prove, cls, version, False).items():
+            tell(f"{proof.mechanism} did not work in {cls.name}")
+            effect = (
+                "this scope ran before that was detected, and what it has seen and changed may be "
+                f"wrong; from now on {proof.without or 'no scope begins'}"
+            )
+            _warn(cls, version, proof, problem, effect, stacklevel=9)
 
 
 def _is_due(cls: type[Driver], version: str) -> bool:
@@ -177,11 +202,13 @@ def _make_elsewhere(cls: type[Driver], waiting: frozenset[str] | None) -> _Made:
     return {Proof("proofs", lambda: ()): problem}, frozenset()
 
 
-def _warn(cls: type[Driver], version: str, proof: Proof, problem: str) -> None:
+def _warn(
+    cls: type[Driver], version: str, proof: Proof, problem: str, effect: str, stacklevel: int
+) -> None:
     warnings.warn(
         f"{proof.mechanism}: switched off in the driver {cls.name}, which was not tested "
-        f"with {version} and does not work there ({problem}); {proof.without}. See "
+        f"with {version} and does not work there ({problem}); {effect}. See "
         "amanda doctor, or install a version from the table in the driver's README",
         CoverageWarning,
-        stacklevel=6,
+        stacklevel=stacklevel,
     )

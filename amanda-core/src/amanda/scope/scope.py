@@ -119,6 +119,7 @@ class Scope:
         self.thread = threading.get_ident()
         self._is_open = False
         self._told: list[Tool] = []
+        self._proven: Sequence[type[Driver]] = ()
         self._points: set[InstPoint] = set()
         self._is_backward = False
         self._turns: dict[InstPoint, Mapping[int, Turn]] = {}
@@ -186,6 +187,7 @@ class Scope:
         choice = drivers.select(self.requested)
         interruptible(drivers.load, choice.ready)
         interruptible(proofs.prove, choice.ready)
+        self._proven = choice.ready
         try:
             self._is_open = True
             locked(self._begin, choice)
@@ -255,6 +257,7 @@ class Scope:
         classes = drivers.select_for(framework, self.requested)
         drivers.load(classes)
         proofs.prove(classes, importing=True)
+        self._proven = [*self._proven, *classes]
         attached = locked(self._attach_late, classes)
         if attached:
             self._begin_tools(attached)
@@ -296,6 +299,9 @@ class Scope:
                     lambda: locked(self._undo),
                     self._end_tools,
                     self._summarise,
+                    lambda: interruptible(
+                        proofs.prove_late, self._proven, self.statistics.count_not_seen
+                    ),
                 ]
             )
         finally:
