@@ -24,7 +24,7 @@ DOCUMENTS = [
 ]
 
 FOLDER = documents.ROOT / "amanda-tools/docs"
-OWN = "flops", "nan", "path", "summary", "../README"
+OWN = "flops", "path", "../README"
 """Documents of the analysis tools, and of the package, that have Python blocks."""
 
 TASKS = sorted(f"tasks/{path.stem}" for path in FOLDER.glob("tasks/*.md"))
