@@ -19,8 +19,6 @@ DOCUMENTS = [
     "amanda-core/docs/writing-a-tool.md",
     "amanda-core/docs/writing-a-driver.md",
     "amanda-core/docs/contract-kit.md",
-    "amanda-torch/docs/driver.md",
-    "amanda-tensorflow/docs/driver.md",
 ]
 
 FOLDER = documents.ROOT / "amanda-tools/docs"
