@@ -14,7 +14,7 @@ the control: the baseline against itself, in the same turns. A row concludes not
 control, or the interval of the ratio, does not allow.
 
 Processor time leaves out what other processes do in between; colder caches stay in it, and meet
-both sides. The measurements behind this, medians and many short blocks are in CONTRIBUTING.md.
+both sides.
 """
 
 from __future__ import annotations

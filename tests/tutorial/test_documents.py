@@ -19,12 +19,10 @@ DOCUMENTS = [
     "amanda-core/docs/writing-a-tool.md",
     "amanda-core/docs/writing-a-driver.md",
     "amanda-core/docs/contract-kit.md",
-    "amanda-torch/docs/driver.md",
-    "amanda-tensorflow/docs/driver.md",
 ]
 
 FOLDER = documents.ROOT / "amanda-tools/docs"
-OWN = "flops", "nan", "path", "summary", "../README"
+OWN = "flops", "path", "../README"
 """Documents of the analysis tools, and of the package, that have Python blocks."""
 
 TASKS = sorted(f"tasks/{path.stem}" for path in FOLDER.glob("tasks/*.md"))
