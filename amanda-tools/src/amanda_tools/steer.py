@@ -43,7 +43,7 @@ class SteerOptions:
     Attributes:
         at: op ids and module paths, patterns with * and ?; of a module the operators that read its
             weight. A safetensors file has them as the names of its tensors. With a recording those
-            to replace, of a module all that are recorded (default: all recorded operators).
+            to change, of a module all that are recorded (default: all recorded operators).
         how: add to the outputs, scale (multiply) or replace them.
         value: a number; with a file what its tensors are multiplied by.
         file: .npy or .safetensors; a matrix has a row for each token, others are broadcast. Or a
