@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from amanda.testing import loopback as lb
+from amanda_tools._values.recordings import Recording, TensorRecord
 from amanda_tools.diff import DiffTool
 from amanda_tools.diff.comparison import compare_tensors, distance
-from amanda_tools.diff.recordings import Recording, TensorRecord
 from amanda_tools.dump import DumpTool
 from tests import models
 from tests.running import applied, run_python

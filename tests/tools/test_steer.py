@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 import amanda
 from amanda.errors import FileError, UnsupportedProgramError
+from amanda_tools.dump import DumpTool
 from amanda_tools.steer import SteerTool
 from tests import torchvision_ops  # noqa: F401 - transformers imports torchvision if it is there
 from tests.running import run_python
@@ -22,17 +23,17 @@ X = np.arange(24, dtype="float32").reshape(2, 3, 4) / 10
 V = np.float32([1, -2, 3, 0.5])
 
 
-def doubled(mode: str) -> Any:
-    """Twice X, from a layer without bias."""
+def doubled(mode: str, x: Any = X) -> Any:
+    """Twice x, from a layer without bias."""
     if mode == "torch":
         layer = torch.nn.Linear(4, 4, bias=False)
         with torch.no_grad():
             layer.weight.copy_(2 * torch.eye(4))
-            return torch.nn.Sequential(layer)(torch.tensor(X)).numpy()
+            return torch.nn.Sequential(layer)(torch.tensor(x)).numpy()
     dense = keras.layers.Dense(4, use_bias=False, name="0")
     model = keras.Sequential([keras.Input((3, 4)), dense], name="net")
     dense.set_weights([2 * np.eye(4)])
-    return model.predict(X, verbose=0) if mode == "graph" else model(tf.constant(X)).numpy()
+    return model.predict(x, verbose=0) if mode == "graph" else model(tf.constant(x)).numpy()
 
 
 @pytest.mark.parametrize("how", ["add", "scale", "replace"])
@@ -57,6 +58,23 @@ def test_outputs_of_a_module_are_changed(mode: str, how: Any, tmp_path: Path) ->
         with amanda.apply(tool):
             np.testing.assert_array_equal(doubled(mode), expected)
         assert tool.result()["summary"]["changed"] == (tokens != [])
+
+
+@pytest.mark.parametrize("mode", ["torch", "eager", "graph"])
+def test_outputs_of_a_recording_are_put_in(mode: str, tmp_path: Path) -> None:
+    """All outputs of an earlier run, or those of a module, replace the new ones, in every mode."""
+    with amanda.apply(dump := DumpTool()):
+        clean = doubled(mode)
+    [*_, index] = dump.write_files(tmp_path, "dump")
+    for file, at in (tmp_path, []), (index, "0" if mode == "torch" else "net/0"):
+        tool = SteerTool(how="replace", file=f"{file}", at=at)
+        for x in -X, X + 1:
+            with amanda.apply(tool):
+                np.testing.assert_array_equal(doubled(mode, x), clean, strict=True)
+    with pytest.raises(FileError, match="has no outputs of none"):
+        SteerTool(file=f"{tmp_path}", at=["*", "none"])
+    with amanda.apply(tool), pytest.raises(UnsupportedProgramError, match=r"shape .[26], "):
+        doubled("torch" if mode == "torch" else "eager", X[:1])
 
 
 def language_model(kind: str) -> Any:
@@ -97,6 +115,23 @@ def test_positions_are_those_of_the_sequence(kind: str, place: str, tmp_path: Pa
             torch.testing.assert_close(logits(cache_implementation="static"), steered)
             torch.testing.assert_close(logits(use_cache=False), steered)
         assert not any(torch.allclose(*pair) for pair in zip(plain, steered, strict=True))
+
+
+def test_activations_are_patched(tmp_path: Path) -> None:
+    """Each output of an operator has the values of its own execution, to the last bit."""
+    model, dump = language_model("gpt2"), DumpTool()
+
+    def outputs(*prompts: list[int]) -> list[torch.Tensor]:
+        return [torch.cat(model(torch.tensor([ids])).logits.split(32, 2)) for ids in prompts]
+
+    with torch.no_grad(), amanda.apply(dump):
+        expected = outputs([5, 6, 7], [8, 9, 9])
+    dump.write_files(tmp_path, "dump")
+    for at in [], ["*.h.1/add:1"], ["/split:0"]:
+        with torch.no_grad(), amanda.apply(SteerTool(file=f"{tmp_path}", how="replace", at=at)):
+            assert all(map(torch.equal, expected, outputs([3, 2, 1], [4, 4, 0])))
+            with pytest.raises(UnsupportedProgramError, match=r"no output 0 of .*, execution 2"):
+                outputs([3, 2, 1])
 
 
 def test_a_loop_with_a_cache_goes_on() -> None:

@@ -27,9 +27,13 @@ from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._values.recordings import Recording, TensorRecord
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensor_files import names_in, read_tensor
 from amanda_tools._values.tensors import Array, arithmetic_of, reader_of
+
+Recorded = dict[str, dict[int, dict[str, TensorRecord]]]
+"""Recorded outputs by op id, number of the execution and name."""
 
 
 @attrs.frozen(kw_only=True)
@@ -38,10 +42,12 @@ class SteerOptions:
 
     Attributes:
         at: op ids and module paths, patterns with * and ?; of a module the operators that read its
-            weight. A safetensors file has them as the names of its tensors.
+            weight. A safetensors file has them as the names of its tensors. With a recording those
+            to change, of a module all that are recorded (default: all recorded operators).
         how: add to the outputs, scale (multiply) or replace them.
         value: a number; with a file what its tensors are multiplied by.
-        file: .npy or .safetensors; a matrix has a row for each token, others are broadcast.
+        file: .npy or .safetensors; a matrix has a row for each token, others are broadcast. Or a
+            recording of dump, a folder or the index in it: each output has its own values.
         steps: numbers from 0, ranges such as 3-5 and 7- (default: all). In inference each forward
             pass is a step.
         tokens: positions in the sequence, likewise.
@@ -68,7 +74,8 @@ class SteerTool(PrintingTool[SteerOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._values = _read_values(self.options)
+        self._recorded = _read_recording(self.options)
+        self._values = dict.fromkeys(self._recorded, np.ones(())) or _read_values(self.options)
         self._in_steps = _ranges(self.options.steps)
         self._in_tokens = _ranges(self.options.tokens)
         self._by_token = bool(self.options.tokens) or 2 in map(np.ndim, self._values.values())
@@ -98,8 +105,9 @@ class SteerTool(PrintingTool[SteerOptions]):
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
         names = [op.id, op.module] if context["weight_index"] is not None else [op.id]
-        for place in self._values if op.phase == "forward" else ():
-            if any(fnmatchcase(name, place) for name in names):
+        places = self._values.keys() & {op.id} if self._recorded else self._values
+        for place in places if op.phase == "forward" else ():
+            if _is_at(place, *names):
                 self._ops[op.id] = op
                 self._unmet.pop(place, None)
                 context.insert_after_op(self._steer, op=op.id, place=place)
@@ -107,35 +115,65 @@ class SteerTool(PrintingTool[SteerOptions]):
                 self._unmet[place] = f"it runs {op.id}, to be named by its id"
 
     def _steer(self, *outputs: Any, op: str, place: str) -> Any:
-        """Change the first output of an operator; a routine."""
-        if not outputs or not reader_of(outputs[0]).is_floating(outputs[0]):
+        """Change the first output of an operator, or all that are recorded; a routine."""
+        given = enumerate(outputs if self._recorded else outputs[:1])
+        floating = [i for i, t in given if t is not None and reader_of(t).is_floating(t)]
+        if not floating:
             return None
-        output, value, shape = outputs[0], self._values[place], shape_of(outputs[0])
         self._counts["executions"][op] += 1
         if not _is_in(np.asarray(self.steps), self._in_steps):
             return None
+        new: list[Any] = [None] * len(outputs)
+        for i in floating:
+            value = self._read(op, i) if self._recorded else self._values[place]
+            new[i] = self._changed(outputs[i], value, op, place)
+        self._counts["changed"][op] += any(output is not None for output in new)
+        return new
+
+    def _read(self, op: str, position: int) -> Array:
+        """Read what the recording has of an output of the current execution.
+
+        Raises:
+            UnsupportedProgramError: it has nothing.
+            FileError: the file is damaged.
+        """
+        executions, execution = self._recorded[op], self._counts["executions"][op] - 1
+        # Values of the only execution are for all.
+        found = executions.get(next(iter(executions)) if len(executions) == 1 else execution, {})
+        if f"output{position}" not in found:
+            raise UnsupportedProgramError(
+                f"steer: {self.options.file} has no output {position} of op {op}, "
+                f"execution {execution}"
+            )
+        return found[f"output{position}"].load() * np.float64(self.options.value)
+
+    def _changed(self, output: Any, value: Array, op: str, place: str) -> Any:
+        """Return an output with the values put in; None if no token of it is selected.
+
+        Raises:
+            UnsupportedProgramError: the values do not have the shape of the output.
+        """
+        shape = shape_of(output)
         mask = np.ones([1] * len(shape), bool)
         if self._by_token:
             rows = self._rows(shape, op)
             mask = _is_in(rows, self._in_tokens)
-            if value.ndim == 2:
+            if value.ndim == 2 and not self._recorded:
                 mask &= rows < len(value)
                 value = value[np.minimum(rows, len(value) - 1)]
             mask = mask[..., None]
-        try:
-            np.broadcast_to(value, shape)
-        except ValueError:
+        ends = zip(reversed(value.shape), reversed(shape), strict=False)
+        is_broadcast = value.ndim <= len(shape) and all(size in (1, end) for size, end in ends)
+        if not (value.shape == shape if self._recorded else is_broadcast):
             raise UnsupportedProgramError(
                 f"steer: the tensor for {place} has the shape {value.shape}, op {op} gives {shape}"
-            ) from None
+            )
         if not mask.any():
             return None
-        self._counts["changed"][op] += 1
         arithmetic, how = arithmetic_of(output), self.options.how
         given = arithmetic.constant(value, output)
         new = output + given if how == "add" else output * given if how == "scale" else given
-        changed = arithmetic.where(arithmetic.constant(mask, output) > 0, new, output)
-        return [changed, *[None] * (len(outputs) - 1)]
+        return arithmetic.where(arithmetic.constant(mask, output) > 0, new, output)
 
     def _rows(self, shape: Sequence[int], op: str) -> Array:
         """Return the positions of the rows of an output, in a shape that is broadcast to them.
@@ -172,6 +210,31 @@ class SteerTool(PrintingTool[SteerOptions]):
             yield Table("steer: places that no operator has", ("place", "hint"), unmet)
 
 
+def _read_recording(options: SteerOptions) -> Recorded:
+    """Return the outputs at the places of a recording; none if the file is of another kind.
+
+    Raises:
+        FileError: it cannot be read, or has no output at a place.
+    """
+    path = Path(options.file or "")
+    if options.file is None or not (path.is_dir() or path.suffix in ("", ".json")):
+        return {}
+    found: Recorded = {}
+    unmet = wanted = set(options.at or "*")
+    for record in Recording.read(path, "steer").records:
+        places = {at for at in wanted if _is_at(at, record.id, record.module)}
+        if places and record.kind == "activations" and record.phase == "forward":
+            unmet = unmet - places
+            found.setdefault(record.id, {}).setdefault(record.step, {})[record.tensor] = record
+    if unmet:
+        raise FileError(f"steer: {path} has no outputs of {' and '.join(sorted(unmet))}")
+    return found
+
+
+def _is_at(place: str, *names: str) -> bool:
+    return place in names or any(fnmatchcase(name, place) for name in names)
+
+
 def _read_values(options: SteerOptions) -> dict[str, Array]:
     """Return the tensors by place.
 
@@ -192,7 +255,7 @@ def _read_values(options: SteerOptions) -> dict[str, Array]:
     elif options.file is not None or not values:
         raise ValueError(
             "steer: give at=, op ids and module paths, alone or with an .npy file; or only a "
-            ".safetensors file, whose tensors have such names"
+            ".safetensors file, whose tensors have such names, or the folder of a recording"
         )
     return {place: value * np.float64(options.value) for place, value in values.items()}
 

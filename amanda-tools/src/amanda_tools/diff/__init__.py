@@ -11,9 +11,9 @@ import attrs
 from amanda.results import Chart, Table
 from amanda.tools.reporting import applies_if
 from amanda_tools._bases.phases import other_phases, shown
+from amanda_tools._values.recordings import Recording
 from amanda_tools.diff.alignment import align_ops
 from amanda_tools.diff.comparison import Counterpart, Pair, compare, to_row
-from amanda_tools.diff.recordings import Recording
 from amanda_tools.dump import DumpOptions, DumpTool
 
 __all__ = ["DiffOptions", "DiffTool", "Recording"]
@@ -69,7 +69,7 @@ class DiffTool(DumpTool):
             return [], {}
         # The comparison reads every tensor: it is kept until further operators have run.
         if self._pairs is None or self._pairs[0] != len(self.entries):
-            run = Recording.of(self)
+            run = self.recording()
             align, tolerance = self.options.align, self.options.tolerance
             ops = align_ops(run, self._reference, align, tolerance)
             pairs = list(compare(run, self._reference, ops, tolerance))
@@ -191,7 +191,7 @@ def _recording(reference: Any) -> Recording | None:
         ValueError: there is no recording.
     """
     if isinstance(reference, DumpTool):
-        return Recording.of(reference)
+        return reference.recording()
     if isinstance(reference, Recording):
         return reference
     return Recording.read(Path(reference)) if reference else None

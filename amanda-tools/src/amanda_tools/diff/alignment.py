@@ -18,8 +18,8 @@ from typing import Any
 import attrs
 import numpy as np
 
+from amanda_tools._values.recordings import Recording, TensorRecord
 from amanda_tools.diff.comparison import Counterpart, compare_tensors
-from amanda_tools.diff.recordings import Recording, TensorRecord
 
 # Scores of a pair of operators that are not equal in value. An alignment maximizes their sum; only
 # their order and that a better pair outweighs one or two worse ones matter.

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import attrs
 import numpy as np
 
+from amanda_tools._values.recordings import Recording, TensorRecord
 from amanda_tools._values.tensors import Array
-from amanda_tools.diff.recordings import Recording, TensorRecord
 
 _CHANNELS = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3), 3: (0, 2, 1)}
 """Order of the axes that makes channels-last data channels-first, by number of axes."""

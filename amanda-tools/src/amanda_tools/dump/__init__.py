@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from amanda.tools.reporting import type_names
 from amanda_tools._bases.phases import other_phases
 from amanda_tools._bases.watching import WatchingOptions, WatchingRoutine, WatchingTool, check_kinds
 from amanda_tools._output.units import format_short
+from amanda_tools._values.recordings import Recording
 from amanda_tools._values.shapes import byte_size
 from amanda_tools._values.tensor_files import WRITABLE
 from amanda_tools._values.tensors import Array, reader_of
@@ -167,6 +169,11 @@ class DumpTool(WatchingTool[DumpOptions]):
     def load(self, entry: Entry) -> Array:
         """Return the values of a recorded tensor; types that NumPy lacks as float32."""
         return self.files.load(entry)
+
+    def recording(self) -> Recording:
+        """Return the recorded tensors as a recording that is read from files has them."""
+        files = self.files
+        return Recording.of((e.plain(self.name), partial(files.load, e)) for e in files.entries)
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>-00000.safetensors``, ... and ``<stem>.index.json``."""

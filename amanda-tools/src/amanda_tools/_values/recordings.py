@@ -1,4 +1,4 @@
-"""Recordings of runs, read from files or from a tool in this process.
+"""Recordings of runs, read from files or a tool in this process.
 
 ``Recording.read(Path("out")).records`` are the tensors of a run; ``record.load()`` reads one.
 """
@@ -16,7 +16,6 @@ from amanda.errors import FileError
 from amanda.files import read_json
 from amanda_tools._values.tensor_files import RECORDING, check_tensors, read_tensor
 from amanda_tools._values.tensors import Array
-from amanda_tools.dump import DumpTool
 
 
 @attrs.frozen
@@ -59,21 +58,17 @@ class Recording:
     records: Sequence[TensorRecord]
 
     @classmethod
-    def of(cls, tool: DumpTool) -> Recording:
-        """Return the recording of a tool in this process."""
-        return cls(
-            _in_order(
-                _record(entry.plain(tool.name), functools.partial(tool.load, entry))
-                for entry in tool.entries
-            )
-        )
+    def of(cls, entries: Iterable[tuple[dict[str, Any], Callable[[], Array]]]) -> Recording:
+        """Return the recording of entries of an index, each with what reads its values."""
+        return cls(_in_order(_record(*entry) for entry in entries))
 
     @classmethod
-    def read(cls, path: Path) -> Recording:
+    def read(cls, path: Path, tool: str = "diff") -> Recording:
         """Read a recording of ``amanda run -t diff`` or ``-t dump``.
 
         Args:
             path: the folder, or an index in it.
+            tool: the tool that reads it, for messages.
 
         Raises:
             FileError: there is no recording, more than one, or a damaged one.
@@ -83,20 +78,18 @@ class Recording:
             found = sorted(path.glob("diff*.index.json")) or sorted(path.glob("dump*.index.json"))
             if len(found) != 1:
                 raise FileError(
-                    f"diff: {path} has {len(found)} recordings (*.index.json), not one; name the "
+                    f"{tool}: {path} has {len(found)} recordings (*.index.json), not one; name the "
                     "index, or a folder that a run under -t diff or -t dump has written"
                 )
             [index] = found
         try:
             entries = _entries(index)
         except FileError as error:
-            raise FileError(f"diff: {index} is not a recording: {error}") from error
+            raise FileError(f"{tool}: {index} is not a recording: {error}") from error
         folder = index.parent
-        return cls(
-            _in_order(
-                _record(entry, functools.partial(read_tensor, folder / entry["file"], entry["key"]))
-                for entry in entries
-            )
+        return cls.of(
+            (entry, functools.partial(read_tensor, folder / entry["file"], entry["key"]))
+            for entry in entries
         )
 
     def ops(self) -> dict[str, TensorRecord]:
