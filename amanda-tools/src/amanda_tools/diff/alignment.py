@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,17 +30,11 @@ _COPY = "identity"
 _EQUAL_CONSTANTS = 12
 """Score of a pair of the same type and the same single value, as of a loop counter or zeros."""
 
-_USUAL_TYPES = 8
-"""Equal shapes, of the two types that are most often equal in value."""
+_SAME_TYPE = 8
+"""Equal shapes and types."""
 
 _KNOWN_TYPES = 6
-"""Equal shapes, and types that are equal or paired elsewhere in the runs."""
-
-_SAME_TYPE_IN_COMPOSITE = 3
-"""Equal shapes and types, but one operator is probably a part of a paired composite."""
-
-_ONLY_SHAPE_AT_END = 2
-"""Equal shapes after the last equal values, of types that the other run lacks."""
+"""Equal shapes, and types that are equal in value elsewhere in the runs."""
 
 _ONLY_TYPE = 1
 """Score of a pair of the same type with other shapes."""
@@ -138,8 +132,7 @@ def _pair_rest(
         forward: paired ids of forward operators. A gradient is paired only with a gradient of the
             paired forward operator.
     """
-    types = Counter((mine[i].record.type, other[j].record.type) for i, j in equal.items())
-    known = {value.record.type for value in mine} & {value.record.type for value in other}
+    types = {(mine[i].record.type, other[j].record.type) for i, j in equal.items()}
     left, free = _unpaired(mine, equal.keys()), _unpaired(other, equal.values())
     counterparts = {"": "", **forward}
     ours, theirs = defaultdict(list), defaultdict(list)
@@ -153,9 +146,7 @@ def _pair_rest(
     for key, part in ours.items():
         # Forward operators that the other run lacks: pair constants.
         score = _score if key is not None else _score_constants
-        pairs |= _pair_in_order(
-            part, theirs[key], functools.partial(score, types=types, known=known)
-        )
+        pairs |= _pair_in_order(part, theirs[key], functools.partial(score, types=types))
     return pairs
 
 
@@ -211,20 +202,6 @@ def _pair_equal_values(
     return pairs
 
 
-def _parts_of_composites(values: Sequence[_OpValue], paired: Container[int]) -> set[int]:
-    """Return positions directly before a paired operator of the same module: probably its parts."""
-    found: set[int] = set()
-    module: str | None = None
-    for i in reversed(range(len(values))):
-        if i in paired:
-            module = values[i].record.module
-        elif values[i].record.module == module:
-            found.add(i)
-        else:
-            module = None
-    return found
-
-
 @attrs.frozen
 class _Class:
     """Properties by which operators without an equal value are paired.
@@ -233,25 +210,18 @@ class _Class:
         type: type of the operator.
         shape: shape of its first tensor.
         value: value of all elements of that tensor; None if they differ.
-        is_part: True if the operator is probably a part of a paired composite.
-        is_last: True if the operator comes after all operators with an equal value.
     """
 
     type: str
     shape: tuple[int, ...]
     value: float | None
-    is_part: bool
-    is_last: bool
 
 
 def _unpaired(values: Sequence[_OpValue], paired: Iterable[int]) -> list[tuple[int, _Class]]:
     """Return the positions without a pair, and the class of each."""
     taken = set(paired)
-    pieces, last = _parts_of_composites(values, taken), max(taken, default=-1)
     return [
-        (i, _Class(v.record.type, v.shape, v.value, i in pieces, i > last))
-        for i, v in enumerate(values)
-        if i not in taken
+        (i, _Class(v.record.type, v.shape, v.value)) for i, v in enumerate(values) if i not in taken
     ]
 
 
@@ -265,37 +235,21 @@ def _are_equal_constants(ours: _Class, theirs: _Class) -> bool:
     return is_same and ours.value is not None
 
 
-def _score(
-    ours: _Class, theirs: _Class, types: Mapping[tuple[str, str], int], known: Container[str]
-) -> int:
+def _score(ours: _Class, theirs: _Class, types: Container[tuple[str, str]]) -> int:
     """Return the score of pairing two operators, 0 if they cannot correspond.
 
     Args:
         ours, theirs: classes of the operators.
-        types: pairs of types to the number of pairs of operators equal in value.
-        known: types that occur in both runs.
+        types: pairs of types of operators that are equal in value.
     """
     if _are_equal_constants(ours, theirs):
         return _EQUAL_CONSTANTS
-    is_part = ours.is_part or theirs.is_part
     if ours.type == theirs.type:
-        if ours.shape != theirs.shape:
-            return _ONLY_TYPE
-        return _SAME_TYPE_IN_COMPOSITE if is_part else _score_types(ours, theirs, types)
+        return _SAME_TYPE if ours.shape == theirs.shape else _ONLY_TYPE
     pair = (ours.type, theirs.type)
-    if ours.shape != theirs.shape or _COPY in pair or is_part:
+    if ours.shape != theirs.shape or _COPY in pair or pair not in types:
         return 0
-    if pair in types:
-        return _score_types(ours, theirs, types)
-    is_end = ours.is_last and theirs.is_last
-    return _ONLY_SHAPE_AT_END if is_end and not all(kind in known for kind in pair) else 0
-
-
-def _score_types(ours: _Class, theirs: _Class, types: Mapping[tuple[str, str], int]) -> int:
-    """Return the score of two types: more if no other pair with one of them is as frequent."""
-    pair = (ours.type, theirs.type)
-    rivals = [n for key, n in types.items() if key[0] == pair[0] or key[1] == pair[1]]
-    return _USUAL_TYPES if types.get(pair, 0) == max(rivals, default=0) else _KNOWN_TYPES
+    return _KNOWN_TYPES
 
 
 def _best_pairs(scores: Any) -> Iterator[tuple[int, int]]:

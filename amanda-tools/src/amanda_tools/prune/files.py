@@ -26,7 +26,7 @@ def write(
 
     Args:
         path: path of the file; no suffix is appended.
-        kind: masks, gates or weights.
+        kind: masks or gates.
         arrays: by name.
         about: further facts for the header, plain data.
 
