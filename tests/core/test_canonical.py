@@ -17,11 +17,11 @@ from tests.core.conftest import FakeEntryPoint, plugin
 
 
 def described(mapping: MappingTool) -> list[tuple[dict[str, Any], bool]]:
-    """The attributes of one split, and whether it has a canonical type."""
+    """The attributes of one split, and whether a rule gives them."""
     seen: list[tuple[dict[str, Any], bool]] = []
 
     def look(context: amanda.OpContext) -> None:
-        seen.append((canonical.attributes(context), canonical.has_type(context)))
+        seen.append((canonical.attributes(context), context[canonical.RULE] is not None))
 
     tool = amanda.Tool()
     tool.depends_on(mapping)

@@ -574,7 +574,7 @@ def test_an_infinity_that_building_the_model_removes_is_no_finding() -> None:
     tool = trained(clips=True)
     assert tool.summary()["first"] is None
     titles = [table.title for table in tool.tables()]
-    assert titles[0].startswith("nan: no operator of the model of ")
+    assert titles[0].startswith("nan: no operator of the model produced any, of ")
     assert titles[1] == "nan: made while the model was built, and removed before it was used"
     assert [row["phase"] for row in tool.result()["ops"]] == ["setup"]
     tool = trained(clips=True, breaks=True)

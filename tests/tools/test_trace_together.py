@@ -18,7 +18,7 @@ from amanda_tools.plugin import amanda_register_tools
 from amanda_tools.trace import TraceTool
 
 tf1 = tf.compat.v1
-OTHERS = sorted(set(amanda_register_tools()) - {"trace"})
+OTHERS = [*sorted(set(amanda_register_tools()) - {"trace", "steer"}), "steer:at=*,how=scale"]
 TAKE_TENSORS = ["inject", "nan", "stats", "summary"]
 """Tools whose routines take tensors, and one that changes them."""
 

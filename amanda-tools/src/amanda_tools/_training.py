@@ -57,8 +57,8 @@ class ToolsOfTraining:
         run.ReportedScope(self._given, Rank())
         self._scope: run.ReportedScope | None = None
         if self.trains is not None:
-            _WRAPPED.add(self.trains)
-            weakref.finalize(self, _WRAPPED.remove, self.trains).atexit = False
+            _add(self.trains)
+            weakref.finalize(self, _remove, self.trains).atexit = False
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         """Apply new tools: the method of Keras and of transformers."""
@@ -104,28 +104,22 @@ _OPEN: dict[ToolsOfTraining, int] = {}
 """The callbacks whose tools are applied, and the thread that trains."""
 
 
-class _Wrapped:
-    """The methods that train, wrapped while callbacks of theirs exist."""
-
-    def __init__(self) -> None:
-        self._callbacks: Counter[tuple[type, str]] = Counter()
-        self._patches: dict[tuple[type, str], PatchSet] = {}
-
-    def add(self, method: tuple[type, str]) -> None:
-        """Count a callback, and wrap its method if it is the first one."""
-        self._callbacks[method] += 1
-        if method not in self._patches:
-            patches = self._patches[method] = PatchSet()
-            patches.wrap(*method, _leaving)
-
-    def remove(self, method: tuple[type, str]) -> None:
-        """A callback is gone: put its method back if it was the last one."""
-        self._callbacks[method] -= 1
-        if not self._callbacks[method]:
-            self._patches.pop(method).undo()
+_WRAPPED: dict[tuple[type, str], PatchSet] = {}
+_CALLBACKS: Counter[tuple[type, str]] = Counter()
+"""The methods that train, wrapped while callbacks of theirs exist, and how many there are."""
 
 
-_WRAPPED = _Wrapped()
+def _add(method: tuple[type, str]) -> None:
+    _CALLBACKS[method] += 1
+    if method not in _WRAPPED:
+        _WRAPPED[method] = PatchSet()
+        _WRAPPED[method].wrap(*method, _leaving)
+
+
+def _remove(method: tuple[type, str]) -> None:
+    _CALLBACKS[method] -= 1
+    if not _CALLBACKS[method]:
+        _WRAPPED.pop(method).undo()
 
 
 def _leaving(train: Callable[..., Any]) -> Callable[..., Any]:

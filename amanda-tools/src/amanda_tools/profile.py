@@ -97,11 +97,6 @@ def _typical(steps: Sequence[Total]) -> dict[str, Any]:
     return {"calls": calls, "seconds": median(seconds), **ends}
 
 
-def _series_of(op: OpDescription) -> str:
-    """Return the part of a step that an operator belongs to."""
-    return op.direction if op.phase in MODEL else op.phase
-
-
 def _title(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the title of the largest table: milliseconds of a step, or of the run."""
     found = [
@@ -357,12 +352,13 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         if len(spans) > _MOST_SPANS:
             spans = sorted(spans, key=lambda span: -span.duration)[:_MOST_SPANS]
             spans.sort(key=lambda span: span.start)
-        series = [_series_of(span.op) for span in spans]
+        ops = [span.op for span in spans]
+        series = [op.direction if op.phase in MODEL else op.phase for op in ops]
         yield Chart(
             title="the last step over time",
             kind="spans",
             labels=[self._ops[span.op.id].place for span in spans],
-            names=[op.type if op.phase in MODEL else op.phase for op in (s.op for s in spans)],
+            names=[op.type if op.phase in MODEL else op.phase for op in ops],
             starts=[(span.start - step.begin) / 1e9 for span in spans],
             values={
                 name: [

@@ -201,11 +201,8 @@ class Tool:
 
     def analyses(self, point: InstPoint) -> tuple[Analysis, ...]:
         """The analysis routines registered for one point."""
-        found: list[Analysis] = []
-        # At each operator that is new: a comprehension would be a frame more.
-        for own, func in vars(self).get("_analyses", {}).get(point, ()):
-            found.append(func.__get__(self) if own else func)
-        return tuple(found)
+        registered = vars(self).get("_analyses", {}).get(point, ())
+        return tuple([func.__get__(self) if own else func for own, func in registered])
 
     def analyses_at(self, *points: InstPoint) -> bool:
         """True if any analysis routine is registered for one of `points`."""

@@ -92,16 +92,6 @@ def _where(context: OpContext) -> str:
     return f"rule {rule} for op {context.get_op_id()} ({context['op_type']})"
 
 
-def has_rule(context: OpContext) -> bool:
-    """True if a mapping rule gives the canonical attributes of the operator."""
-    return context[RULE] is not None
-
-
-def has_type(context: OpContext) -> bool:
-    """True if the operator has a canonical type: one of :data:`ATTRIBUTES`, or of a rule's own."""
-    return context["op_type"] in ATTRIBUTES or has_rule(context)
-
-
 def attribute_rules(
     rules: Mapping[str, AttributeRule | Mapping[str, Any]],
 ) -> Callable[[OpContext], None]:

@@ -133,7 +133,6 @@ def plain_attributes(context: OpContext) -> dict[str, Any]:
     Values of other types are left out.
     """
     try:
-        # canonical.has_rule(), without a function.
         has_rule = context.get(canonical.RULE) is not None
         given = canonical.attributes(context) if has_rule else None
     except MappingError:

@@ -120,7 +120,7 @@ class FastPath:
                 result = vanilla(ctx, op_name, name, *args, *marked)
                 end = now()
                 cell[0] += 1
-                ended(tracker, entry, start, end)
+                ended(entry, start, end)
             if entry.is_noted:
                 note(op_name, args, result)
                 if marked and op_name == "Identity":
@@ -130,7 +130,7 @@ class FastPath:
         self._patched = TFE_Py_FastPathExecute
         return TFE_Py_FastPathExecute
 
-    def _ended(self, tracker: EagerTracker, entry: OperatorEntry, start: int, end: int) -> None:
+    def _ended(self, entry: OperatorEntry, start: int, end: int) -> None:
         """Tell counters and timers of an execution."""
         # Without a lock: threads take turns where a function is called or a loop goes back, not
         # within a sum (CPython 3.11 to 3.14 with its global lock, which TensorFlow needs).
@@ -138,16 +138,12 @@ class FastPath:
             counter.count += 1
         for timer, action in entry.timers:
             log = timer.log
-            if log is not None and log.due is not None and end >= log.due:
+            if log is None or log.due is None or end < log.due:
+                timer.add(start, end)
+            else:
                 # The log belongs to a tool, whose code runs when it is due.
                 enter = self._dispatcher.tool_code.enter
                 enter(self._dispatcher.call, action, (start, end), timer.add)
-                continue
-            # As `add` does it, without its frame.
-            timer.executions += 1
-            timer.nanoseconds += end - start
-            if log is not None:
-                log.numbers.extend((timer.number, start, end, tracker.native))
 
     # -- the decision -----------------------------------------------------
 

@@ -31,7 +31,6 @@ class EagerTracker:
 
     Attributes:
         local: what TensorFlow's context knows of the thread.
-        native: the thread's native id.
         ids: the counters of forward operators.
         cells: the cells that apply now: those of forward operators, those of the gradient
             function that runs, or :data:`OUTSIDE` in the rest of a backward pass.
@@ -64,7 +63,6 @@ class EagerTracker:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
         self.local = _internals.local_data()
-        self.native = threading.get_native_id()
         self.ids = EagerOpIds()
         self.cells: Any = self.ids.current
         self.stale = True

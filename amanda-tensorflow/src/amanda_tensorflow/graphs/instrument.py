@@ -356,17 +356,14 @@ class Instrument:
         if plan.replace is not None:
             new, outputs = self._replaced(added, plan.replace, used, waits)
             return new, used, outputs
-        given, derives_anew = used, is_ambiguous(site, op, used) and not self._is_in_loop(op)
+        is_looped = self.building.entries and is_in_loop(op)  # of TensorFlow 1
+        given, derives_anew = used, is_ambiguous(site, op, used) and not is_looped
         if derives_anew:
             given = separate(used)
         new = self.create(site, op, given, waits)
         if derives_anew:
             state.replaced = given, list(new.outputs)
         return new, used, list(new.outputs)
-
-    def _is_in_loop(self, op: Any) -> bool:
-        """True if a vanilla operator runs in a loop of TensorFlow 1."""
-        return bool(self.building.entries) and is_in_loop(op)
 
     def _replaced(
         self, added: NewOp, action: Action, inputs: list[Any], waits: list[Any]

@@ -76,13 +76,10 @@ def is_random(kind: str) -> bool:
     definition = _internals.op_def_of(kind)
     if definition is None or not definition.is_stateful:
         return False
-    has_state = any(_is_state(arg) for arg in (*definition.input_arg, *definition.output_arg))
+    args = (*definition.input_arg, *definition.output_arg)
+    # A resource, or a reference.
+    has_state = any(a.is_ref or tf.as_dtype(a.type or tf.float32) in UNROUTABLE for a in args)
     return not has_state and any(attr.name == "seed2" for attr in definition.attr)
-
-
-def _is_state(arg: Any) -> bool:
-    """True if an input or output of an operator is a resource, or a reference."""
-    return arg.is_ref or tf.as_dtype(arg.type or tf.float32) in UNROUTABLE
 
 
 @functools.cache

@@ -380,14 +380,12 @@ class Recorder:
     def add_at(self, path: str, flops: int | None, size: int) -> bool:
         """Add an operator of a graph to the module at a path; False if its model does not run."""
         frames = self._local.frames
-        within = frames[0].within if frames else self._eager_pass(path)
+        # A graph that an eager model has called.
+        running = (one for one in reversed(self._running) if one.model.has(path))
+        within = frames[0].within if frames else next(running, None)
         if within is not None:
             within.add(path, flops, size)
         return within is not None
-
-    def _eager_pass(self, path: str) -> ForwardPass | None:
-        """Return the pass of an eager model that has called a graph in this module, or None."""
-        return next((one for one in reversed(self._running) if one.model.has(path)), None)
 
     def building(self) -> list[Any]:
         """Return the running layers of Keras in this thread, None for a call that builds a model.

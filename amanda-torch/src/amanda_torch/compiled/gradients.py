@@ -213,8 +213,9 @@ class RunCounts:
     ) -> None:
         """Hook the compiled backward pass of a run, and the leaves that it leads to."""
         outputs = tensors_of(result)
-        nodes = _joint_nodes(outputs, start)
-        if is_first and not nodes and new_nodes(outputs, start):
+        made = new_nodes(outputs, start)
+        nodes = [node for node in made if _internals.is_compiled_backward(node)]
+        if is_first and made and not nodes:
             raise OtherBackwardError
         counters = [*self.backward, *(one for site in self.sites for one in site.counters)]
         handle = self.handle or self.sites[0].gradients.handle
@@ -245,11 +246,6 @@ def _count(
     """A posthook of the compiled backward pass."""
     if not dispatcher.is_paused() and handle.records():
         _internals.without_modes(TOOL_LOCK.hold, call_all, later)
-
-
-def _joint_nodes(outputs: Sequence[Any], start: int) -> list[Any]:
-    """The nodes that run the compiled backward pass, of those made since a number."""
-    return [node for node in new_nodes(outputs, start) if _internals.is_compiled_backward(node)]
 
 
 # -- while a compiler traces ---------------------------------------------------
@@ -328,7 +324,7 @@ class JointOp:
             if self._nodes is not None:
                 leaves = self._claim(tensors_of(result), start, bound)
                 # An input may be no leaf where the code runs: there this is found out.
-                known = {_end_of(x): number for x, number in zip(given, numbers, strict=True)}
+                known = {x.grad_fn: number for x, number in zip(given, numbers, strict=True)}
                 self.leaves = [known[node] for node in leaves if node in known]
             return result
 
@@ -428,11 +424,6 @@ class JointOp:
 def _is_end(node: Any) -> bool:
     """True if it is what a compiler has for an input of the graph while it traces."""
     return is_accumulation(node) or _internals.stands_for_leaf(node)
-
-
-def _end_of(value: torch.Tensor) -> Any:
-    """The node of an input of the graph."""
-    return value.grad_fn
 
 
 def _hook(

@@ -34,7 +34,7 @@ def mentions(root: Any, names: Set[str]) -> bool:
         if isinstance(found, types.CodeType):
             if not wanted.isdisjoint(found.co_names):
                 return True
-            waiting += [constant for constant in found.co_consts if _is_code(constant)]
+            waiting += [one for one in found.co_consts if isinstance(one, types.CodeType)]
         else:
             waiting += _below(found)
     return False
@@ -62,10 +62,6 @@ def undeclared(tool: Any) -> list[Any]:
         if getattr(analysis, "__self__", None) is not tool
         and (getattr(analysis, "__module__", None) or "").partition(".")[0] != package
     ]
-
-
-def _is_code(value: Any) -> bool:
-    return isinstance(value, types.CodeType)
 
 
 def _below(value: Any) -> Iterator[Any]:

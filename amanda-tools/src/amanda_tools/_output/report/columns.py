@@ -190,12 +190,9 @@ def _without_equal(
             kept.append(column)
         elif values[0] not in (None, *_NOTHING) and not is_at_head:
             name = f"{column.get('tool', '')} {column['name']}".lstrip()
-            equal.append((name, _value_text(values[0], column.get("unit", ""))))
+            unit = "" if isinstance(values[0], str) else column.get("unit", "")
+            equal.append((name, format_short(values[0], unit) if unit else str(values[0])))
     return kept, equal
-
-
-def _value_text(value: Any, unit: str) -> str:
-    return format_short(value, unit) if unit and not isinstance(value, str) else str(value)
 
 
 def _figures_first(columns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -263,7 +260,7 @@ def plain_cell(value: Any) -> Any:
         return float(value) if math.isfinite(value) else str(float(value))
     if (shapes := shapes_text(_tensors(value))) or _are_handles(value):
         text = shapes
-    elif isinstance(value, (list, tuple)) and all(map(_is_word, value)):
+    elif isinstance(value, (list, tuple)) and all(isinstance(one, str) and one for one in value):
         text = ", ".join(value)
     elif isinstance(value, (Mapping, list, tuple, set, frozenset)):
         text = json.dumps(plain_data(value), default=str, ensure_ascii=False)
@@ -283,10 +280,6 @@ def _are_handles(value: Any) -> bool:
     """True of tensors without a text: handles of variables and iterators."""
     is_list = isinstance(value, (list, tuple))
     return is_list and all(isinstance(item, Mapping) and "dtype" in item for item in value)
-
-
-def _is_word(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
 
 
 def _part(value: Any) -> str:
