@@ -133,8 +133,7 @@ def plain_attributes(context: OpContext) -> dict[str, Any]:
     Values of other types are left out.
     """
     try:
-        has_rule = context.get(canonical.RULE) is not None
-        given = canonical.attributes(context) if has_rule else None
+        given = canonical.attributes(context) if context.get(canonical.RULE) else None
     except MappingError:
         given = None
     found = context.get_attrs() if given is None else given

@@ -377,8 +377,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def _owned(self) -> dict[str, list[UsedParameter]]:
         """The parameters that count at each forward operator."""
         owners: dict[UsedParameter, str] = {}
-        # In Keras a reshape reads the weight before the product does.
-        ops = sorted((_described(self._ops[op_id]) for op_id in self._used), key=_only_reads)
+        ops = [_described(self._ops[op_id]) for op_id in self._used]
+        # Those that compute first: in Keras a reshape reads the weight before the product does.
+        ops.sort(key=lambda op: (op.phase != "forward", not has_activation(op.type)))
         for op in ops:
             for parameter in self._used[op.id]:
                 owners.setdefault(parameter, op.id)
@@ -643,11 +644,6 @@ def _is_in_module(row: Mapping[str, Any]) -> bool:
     # Keras computes the loss of a compiled model in a scope of this name.
     is_in_layer = row["module"] and not f"{row['module']}/".startswith("loss/")
     return bool(is_in_layer) or row["namespace"].endswith("/graph")
-
-
-def _only_reads(op: OpDescription) -> tuple[bool, bool]:
-    """Return a sort key: operators of the model first, among them those that compute."""
-    return op.phase != "forward", not has_activation(op.type)
 
 
 def _described(op: Op) -> OpDescription:

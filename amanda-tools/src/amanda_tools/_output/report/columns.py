@@ -260,13 +260,17 @@ def plain_cell(value: Any) -> Any:
         return float(value) if math.isfinite(value) else str(float(value))
     if (shapes := shapes_text(_tensors(value))) or _are_handles(value):
         text = shapes
-    elif isinstance(value, (list, tuple)) and all(isinstance(one, str) and one for one in value):
+    elif isinstance(value, (list, tuple)) and all(map(_is_word, value)):
         text = ", ".join(value)
     elif isinstance(value, (Mapping, list, tuple, set, frozenset)):
         text = json.dumps(plain_data(value), default=str, ensure_ascii=False)
     else:
         text = str(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def _tensors(value: Any) -> Any:
