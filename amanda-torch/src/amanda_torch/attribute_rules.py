@@ -400,10 +400,6 @@ def _upsample(context: OpContext) -> Found:
     return found if size is None else {**found, "output_size": tuple(size)}
 
 
-def _none(context: OpContext) -> Found:
-    return {}
-
-
 _KINDS: Mapping[str, AttributeRule] = {
     "conv1d conv2d conv3d": _convolution,
     "conv_transpose1d conv_transpose2d conv_transpose3d": _transposed_convolution,
@@ -477,7 +473,7 @@ _OWN = """
 """Canonical types without canonical attributes."""
 
 RULES: Mapping[str, Callable[[OpContext], Found]] = {
-    **dict.fromkeys(_OWN.split(), _none),
+    **dict.fromkeys(_OWN.split(), lambda _: {}),
     **{kind: rule for kinds, rule in _KINDS.items() for kind in kinds.split()},
     "embedding": _embedding,
     "embedding_bag": _embedding,

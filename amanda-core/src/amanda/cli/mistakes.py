@@ -53,11 +53,6 @@ def _meant_file(target: GivenProgram) -> str:
         return f"{name}.py"
     if re.fullmatch(r"\w+(\.\w+)+", name) and Path(*name.split(".")).with_suffix(".py").is_file():
         return f"-m {name}"
-    for count in range(1, len(target.arguments) + 1):
-        # A path with spaces that the shell has split.
-        path = " ".join([name, *target.arguments[:count]])
-        if Path(path).is_file():
-            return shlex.quote(path)
     with contextlib.suppress(OSError):
         scripts = [str(path) for path in Path(name).parent.glob("*.py") if path.is_file()]
         return next(iter(difflib.get_close_matches(name, scripts, n=1, cutoff=0.8)), "")

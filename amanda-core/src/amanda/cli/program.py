@@ -27,15 +27,6 @@ from amanda.python._internals import register_source
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?t?)?(\.exe)?")
 """File names of Python itself."""
 
-_LARGEST = 100_000_000
-"""Bytes that no script has; a device such as /dev/zero does not end."""
-
-_DATA = frozenset(
-    {".csv", ".json", ".toml", ".yaml", ".yml"}
-    | {".h5", ".keras", ".npz", ".onnx", ".pb", ".pt", ".pth", ".safetensors"}
-)
-"""Suffixes of settings, data and models, some of which Python would run, or try to."""
-
 
 class ProgramError(Exception):
     """The program cannot be found; nothing of it has run.
@@ -81,10 +72,6 @@ class GivenProgram:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ProgramError(f"can't open file {self.target!r}: {reason}", 2) from None
-        if Path(self.target).suffix in _DATA and not Path(self.target).is_dir():
-            raise ProgramError(
-                f"{self.target} looks like a data file: give the program that reads it", 2
-            )
         if self.target.endswith(".ipynb"):
             raise ProgramError(
                 f"{self.target} is a notebook; write %load_ext amanda and %%amanda -t ... into its "
@@ -141,9 +128,7 @@ class GivenProgram:
             return bytecode.get_code("__main__"), _create_main_module(None, bytecode, path)
         module = _create_main_module(None, SourceFileLoader("__main__", path), path)
         with io.open_code(path) as file:
-            source = file.read(_LARGEST + 1)
-        if len(source) > _LARGEST:
-            raise ProgramError(f"{self.target} is not a Python script: it does not end", 2)
+            source = file.read()
         try:
             # dont_inherit: the `from __future__` imports of this module are not the program's.
             return compile(source, path, "exec", dont_inherit=True), module

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from amanda_torch._internals.python_frames import placed_as
+from amanda_torch._internals.python_frames import compile_in_place
 from amanda_torch._internals.symbols import find_symbol, require, symbol
 
 FUSED_OPERATORS = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention", "_nested_")
@@ -72,6 +72,16 @@ of the process, the code of ``nn.Module.__call__``. It tells calls of modules by
 takes what is called ``self`` in it for the module (2.13)."""
 
 
+_MODULE_CALL = f"""
+def make(enter):
+    def {MODULE_CALL.__name__}(self, *args, **kwargs):
+        with enter(self, args, kwargs) as call:
+            call.result = call.run(*args, **kwargs)
+            return call.result
+    return {MODULE_CALL.__name__}
+"""
+
+
 def make_module_call(enter: Callable[[Any, Any, Any], Any]) -> Any:
     """Return an ``nn.Module.__call__`` in whose traceback and warnings `MODULE_CALL` is shown.
 
@@ -79,16 +89,10 @@ def make_module_call(enter: Callable[[Any, Any, Any], Any]) -> Any:
         enter: called with the module, its positional arguments and its keywords. Returns a context
             manager with a callable ``run``, which gets the arguments, and a ``result`` to be set.
     """
-
-    def made(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with enter(self, args, kwargs) as call:
-            call.result = call.run(*args, **kwargs)
-            return call.result
-
-    placed: Any = placed_as(made, MODULE_CALL, call=2)
+    made = compile_in_place(_MODULE_CALL, MODULE_CALL, "_call_impl")(enter)
     # Dynamo tells functions of ours by it.
-    placed.__module__ = __name__
-    return placed
+    made.__module__ = __name__
+    return made
 
 
 FX = "torch.fx._symbolic_trace"

@@ -9,7 +9,9 @@ which it stands (``CodeType.replace``)::
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import dis
 import functools
 import os
 import sys
@@ -119,20 +121,39 @@ def call_in_place(func: Any, args: Any, kwargs: Any, frame: Any = None) -> Any:
     return called(func, args, kwargs)
 
 
-def placed_as(function: Any, vanilla: Any, call: int) -> Any:
-    """Return `function` with the file, globals and last line of `vanilla`.
+def compile_in_place(source: str, vanilla: Any, calls: str) -> Any:
+    """Return the function that `source` defines, with the file, lines and globals of `vanilla`.
 
     A traceback through its frame, and a warning counted from it (``stacklevel=5``, as of
-    ``nn.Softmax()`` without a dimension), show the call in the last line of `vanilla`.
+    ``nn.Softmax()`` without a dimension), show the call that `vanilla` makes of `calls`.
 
     Args:
-        function: uses no global names but builtins.
+        source: the definition of one function that uses no global names but builtins.
         vanilla: the function whose frame it saves.
-        call: the number of the line of its call, from its first one.
+        calls: the name of the method that `vanilla` calls.
     """
-    last = max(line for _, _, line in vanilla.__code__.co_lines() if line)
-    code = _named(function.__code__, vanilla.__code__, last - call)
-    return types.FunctionType(code, vanilla.__globals__, closure=function.__closure__)
+    place = _position_of_call(vanilla, calls)
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.lineno = node.end_lineno = vanilla.__code__.co_firstlineno
+        elif hasattr(node, "lineno"):
+            vars(node).update(place)
+    defined: dict[str, Any] = {}
+    exec(compile(tree, vanilla.__code__.co_filename, "exec"), vanilla.__globals__, defined)
+    (function,) = defined.values()
+    return function
+
+
+def _position_of_call(function: Any, name: str) -> dict[str, int]:
+    """Return where a function calls its method `name`, as attributes of ``ast.expr``."""
+    instructions = dis.get_instructions(function)
+    next(found for found in instructions if found.argval == name)
+    found = next(found for found in instructions if found.opname.startswith("CALL"))
+    positions = found.positions or dis.Positions()
+    line = positions.lineno or found.starts_line or 1
+    # Without columns under python -X no_debug_ranges.
+    return {n: v or (line if n.endswith("lineno") else 0) for n, v in positions._asdict().items()}
 
 
 def not_counted_by_warnings(function: Any) -> Any:

@@ -193,7 +193,4 @@ class NodeHooks:
 
 def nothing_flows(gradients: Sequence[Any]) -> bool:
     """True if a node gets no gradient: a replacement of its operator has taken another way."""
-    for gradient in gradients:
-        if gradient is not None:
-            return False
-    return bool(gradients)
+    return bool(gradients) and all(gradient is None for gradient in gradients)

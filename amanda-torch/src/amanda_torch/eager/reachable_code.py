@@ -76,7 +76,7 @@ def _below(value: Any) -> Iterator[Any]:
         yield from value.values()
     elif isinstance(value, (list, tuple, set, frozenset)):
         yield from value
-    elif _is_python(type(value)):
+    elif type(value).__module__.partition(".")[0] not in _FOREIGN:
         yield from getattr(value, "__dict__", {}).values()
         for cls in type(value).__mro__:
             if not cls.__module__.startswith("amanda.interface"):
@@ -95,6 +95,5 @@ def _below_function(function: types.FunctionType) -> Iterator[Any]:
     yield from [item for item in used if isinstance(item, types.FunctionType)]
 
 
-def _is_python(cls: type) -> bool:
-    """True if a class may belong to a tool: none of a framework's or of Python's own."""
-    return cls.__module__.partition(".")[0] not in ("torch", "builtins", "numpy", "collections")
+_FOREIGN = "torch", "builtins", "numpy", "collections"
+"""Packages of which no class belongs to a tool."""
