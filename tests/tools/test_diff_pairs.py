@@ -36,6 +36,32 @@ class Net(nn.Module):
         return self.second(torch.relu(self.norm(self.first(x))) * self.factor).softmax(-1)
 
 
+class Port(nn.Module):
+    """The same layers under other names, and a mask that is made once."""
+
+    def __init__(self, net: nn.Sequential) -> None:
+        super().__init__()
+        self.entry, self.exit, self.mask = net[0], net[2], torch.empty(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not len(self.mask):
+            self.mask = torch.arange(5.0).cos()
+        return self.exit(torch.relu(self.entry(x)))
+
+
+def test_what_runs_once_is_in_no_loop() -> None:
+    """An operator that one run has once leaves all steps of the others compared."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    port, inputs = Port(net), torch.rand(3, 2, 4)
+    only = {"tensors": ["activations"]}
+    reference = recorded(lambda: [net(x) for x in inputs], **only)
+    other = torch.stack([inputs[0], *inputs[1:] + 1])
+    tool = recorded(lambda: [port(x) for x in other], reference=reference, **only)
+    summary = tool.summary()
+    assert (summary["compared"], summary["agreeing"]) == (12, 4)
+
+
 # -- compiled -----------------------------------------------------------------
 
 

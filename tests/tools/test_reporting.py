@@ -33,6 +33,7 @@ def test_a_table_is_aligned_and_cut() -> None:
     one = plain_text(Table("one", ("n",), [(i,) for i in range(MAX_ROWS + 1)]))
     assert one.endswith("... 1 more row with --full")
     assert plain_text(Table("empty", ("n",), [])) == "empty"
+    assert plain_text(Table("names", ("a", "b"), [("", "")])).splitlines()[1].strip() == "a"
     assert plain_text(Table("", ("a", "b"), [("x B", "1.5 kB"), ("y", "-")])).splitlines()[1:] == [
         "  a        b",
         "           B",

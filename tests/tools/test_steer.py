@@ -148,6 +148,15 @@ def test_a_loop_with_a_cache_goes_on() -> None:
     assert seen == [0, 1, 1, 1, 2, 2]
 
 
+def test_labels_are_no_positions() -> None:
+    """Also where they rise by one at their end."""
+    model, ids = language_model("llama"), torch.tensor([[3, 9, 30, 31]])
+    tool = SteerTool(at="model.layers.1.mlp.down_proj", tokens=["0-1"])
+    with torch.no_grad(), amanda.apply(tool):
+        model(ids, labels=ids)
+    assert tool.result()["summary"]["changed"] == 1
+
+
 def test_gradients_are_those_of_what_is_computed() -> None:
     """A layer that is scaled has a gradient that is."""
     layer = torch.nn.Linear(4, 4)
@@ -159,11 +168,13 @@ def test_gradients_are_those_of_what_is_computed() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({}, ValueError, "steer: give at=, op ids and module paths"),
-        ({"at": "a", "file": "v.safetensors"}, ValueError, "steer: give at="),
+        ({}, ValueError, "give at=, op ids and module paths"),
+        ({"at": "a", "file": "v.safetensors"}, ValueError, "give at="),
         ({"at": "a", "file": "none.npy"}, OSError, "none.npy"),
         ({"file": "none.safetensors"}, OSError, "none.safetensors"),
         ({"at": "a", "tokens": "3:5"}, ValueError, "'3:5' is no number, and no range such as 3-5"),
+        ({"at": "a", "tokens": "5-3"}, ValueError, "'5-3' is no number"),
+        ({"at": "a", "file": ""}, ValueError, "give at="),
         ({"at": "a", "file": "words.npy"}, FileError, "words.npy cannot be read"),
     ],
 )

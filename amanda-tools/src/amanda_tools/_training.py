@@ -104,7 +104,7 @@ _OPEN: dict[ToolsOfTraining, int] = {}
 """The callbacks whose tools are applied, and the thread that trains."""
 
 
-_WRAPPED: dict[tuple[type, str], PatchSet] = {}
+_WRAPPED: dict[tuple[type, str], tuple[PatchSet, Any]] = {}
 _CALLBACKS: Counter[tuple[type, str]] = Counter()
 """The methods that train, wrapped while callbacks of theirs exist, and how many there are."""
 
@@ -112,14 +112,18 @@ _CALLBACKS: Counter[tuple[type, str]] = Counter()
 def _add(method: tuple[type, str]) -> None:
     _CALLBACKS[method] += 1
     if method not in _WRAPPED:
-        _WRAPPED[method] = PatchSet()
-        _WRAPPED[method].wrap(*method, _leaving)
+        patches = PatchSet()
+        patches.wrap(*method, _leaving)
+        _WRAPPED[method] = patches, vars(method[0])[method[1]]
 
 
 def _remove(method: tuple[type, str]) -> None:
     _CALLBACKS[method] -= 1
-    if not _CALLBACKS[method]:
-        _WRAPPED.pop(method).undo()
+    patches, ours = _WRAPPED[method]
+    # Another library may have wrapped it since.
+    if not _CALLBACKS[method] and vars(method[0]).get(method[1]) is ours:
+        del _WRAPPED[method]
+        patches.undo()
 
 
 def _leaving(train: Callable[..., Any]) -> Callable[..., Any]:

@@ -217,7 +217,7 @@ def _read_recording(options: SteerOptions) -> Recorded:
         FileError: it cannot be read, or has no output at a place.
     """
     path = Path(options.file or "")
-    if options.file is None or not (path.is_dir() or path.suffix in ("", ".json")):
+    if not options.file or not (path.is_dir() or path.suffix in ("", ".json")):
         return {}
     found: Recorded = {}
     unmet = wanted = set(options.at or "*")
@@ -249,12 +249,13 @@ def _read_values(options: SteerOptions) -> dict[str, Array]:
     elif path.suffix == ".npy" and values:
         try:
             with opened(path) as file:
-                values = dict.fromkeys(values, np.load(file, allow_pickle=False).astype(float))
-        except (ValueError, EOFError) as error:
+                array = np.load(file, allow_pickle=False)
+            values = dict.fromkeys(values, array.astype(float, casting="same_kind"))
+        except (TypeError, ValueError, EOFError) as error:
             raise FileError(f"steer: {path} cannot be read: {error}") from error
     elif options.file is not None or not values:
         raise ValueError(
-            "steer: give at=, op ids and module paths, alone or with an .npy file; or only a "
+            "give at=, op ids and module paths, alone or with an .npy file; or only a "
             ".safetensors file, whose tensors have such names, or the folder of a recording"
         )
     return {place: value * np.float64(options.value) for place, value in values.items()}
@@ -264,7 +265,9 @@ def _are_positions(array: Array) -> bool:
     """True for ``position_ids``, and False for a mask and types of tokens."""
     if array.shape[1] == 1:
         return bool((array != 1).any())
-    return bool(array.max() > 1 and (np.diff(array)[:, -1] == 1).any())
+    # Labels rise by more somewhere; packed and padded positions fall.
+    rises = np.diff(array)
+    return bool(array.max() > 1 and (rises <= 1).all() and (rises[:, -1] == 1).any())
 
 
 def _ranges(texts: Sequence[Any]) -> list[tuple[float, float]]:
@@ -276,8 +279,8 @@ def _ranges(texts: Sequence[Any]) -> list[tuple[float, float]]:
     found = []
     for text in texts or ["0-"]:
         match = re.fullmatch(r"(\d+)(-?)(\d*)", str(text))
-        if match is None:
-            raise ValueError(f"steer: {text!r} is no number, and no range such as 3-5 or 7-")
+        if match is None or (match[3] and int(match[3]) < int(match[1])):
+            raise ValueError(f"{text!r} is no number, and no range such as 3-5 or 7-")
         last = match[3] or "inf" if match[2] else match[1]
         found.append((float(match[1]), float(last)))
     return found

@@ -50,10 +50,11 @@ def _untested_python() -> str:
     """This Python, unless it is one of those that are tested: on Linux, with the GIL, no JIT."""
     name, (oldest, newest) = platform.python_implementation(), _PYTHONS
     is_tested = name == "CPython" and oldest <= sys.version_info[:2] <= newest
-    has_gil = not sysconfig.get_config_var("Py_GIL_DISABLED")
-    if is_tested and has_gil and not _internals.has_jit() and sys.platform == "linux":
+    about = " without the GIL" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+    about += " with its JIT" if _internals.has_jit() else ""
+    if is_tested and not about and sys.platform == "linux":
         return ""
-    return f"this {name} {platform.python_version()} on {sys.platform}"
+    return f"this {name} {platform.python_version()}{about} on {sys.platform}"
 
 
 @functools.cache

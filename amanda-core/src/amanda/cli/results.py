@@ -28,7 +28,7 @@ from amanda.python.text import printable
 from amanda.results import RunReport, Table
 from amanda.scope.apply import apply
 from amanda.scope.scope import Statistics
-from amanda.tools import available, load
+from amanda.tools import load
 from amanda.tools.op_filter import OpFilter
 from amanda.tools.reporting import plain_text
 
@@ -343,9 +343,11 @@ class Report:
 
 def _graph_tool(tools: Sequence[Tool]) -> Any:
     """Create the tool that records the graph; None if one of the run does, or none is installed."""
-    cls: Any = load("trace") if "trace" in available() else None
-    is_needed = cls is not None and not any(isinstance(tool, cls) for tool in tools)
-    return cls(limit=0) if is_needed else None
+    # The user has not asked for it: one that cannot be made ends no run.
+    with contextlib.suppress(Exception):
+        cls: Any = load("trace")
+        return None if any(isinstance(tool, cls) for tool in tools) else cls(limit=0)
+    return None
 
 
 def _print_summary(named: NamedTool, out: TextIO) -> None:

@@ -258,14 +258,11 @@ class Scope:
         drivers.load(classes)
         proofs.prove(classes, importing=True)
         self._proven = [*self._proven, *classes]
-        attached = locked(self._attach_late, classes)
+        attached = locked(lambda: self._attach(classes) if self.alive else [])
         if attached:
             self._begin_tools(attached)
             locked(self._cover_late, attached)
         invalidate()
-
-    def _attach_late(self, classes: Sequence[type[Driver]]) -> list[Driver]:
-        return self._attach(classes) if self.alive else []
 
     def _cover_late(self, attached: Sequence[Driver]) -> None:
         for driver in attached:

@@ -55,7 +55,7 @@ def attributes(context: OpContext) -> dict[str, Any]:
     Returns:
         Names to numbers, text, True or False, None, and tuples of them. A name is missing where its
         value is not known, such as that of a size that the graph does not tell. Empty for an
-        operator without attributes or without a rule, which :func:`has_rule` tells apart.
+        operator without attributes or without a rule.
 
     Raises:
         MappingError: the operator's rule fails, or returns no mapping of names.

@@ -584,7 +584,7 @@ def plain_text(table: Table, full: bool = False) -> str:
     rows, more = (table.rows, "") if full else table.head()
     columns = [list(map(_cell, column)) for column in zip(table.columns, *rows, strict=True)]
     # The calls of a tree may be those of rows that are not shown.
-    columns = [column for column in columns if any(column[1:])]
+    columns = [column for i, column in enumerate(columns) if not i or any(column[1:])]
     return "\n  ".join([*title, *_aligned(columns, room)]) + (f"\n{more}" if more else "")
 
 

@@ -67,15 +67,16 @@ def compare(
     """
     theirs = {(record.id, *record.place): record for record in reference.records}
     ours, others = _executions(run), _executions(reference)
-    steps = [min(of.values(), default=0) for of in (ours, others)]
+    paired = [(ours[i], others[c.id]) for i, c in ops.items() if i in ours and c.id in others]
+    steps = tuple(map(min, zip(*paired, strict=True)))
     for record in run.records:
         counterpart = ops.get(record.id)
         if counterpart is None:
             continue
-        times = ours[record.id] * steps[1], others[counterpart.id] * steps[0]
+        times = ours[record.id], others.get(counterpart.id, 0)
         # Operators that are paired by their ids are the same code. What a loop runs in another
-        # order is not known.
-        is_loop = counterpart.by != "id" and times[0] != times[1]
+        # order is not known. The others run as often in both runs, or once in each step.
+        is_loop = counterpart.by != "id" and times not in (steps, times[:1] * 2)
         if is_loop and (record.step or counterpart.by == "order"):
             continue
         other = theirs.get((counterpart.id, *record.place))

@@ -53,7 +53,9 @@ class ModelSamples:
 
     def note(self, point: PointContext) -> None:
         """Count a forward pass, where its inputs are known."""
-        if self._samples is None or not _may_have_parameters(point.target):
+        # Modules of PyTorch without parameters are no models.
+        is_empty = _is_of_torch(point.target) and not any(True for _ in point.target.parameters())
+        if self._samples is None or is_empty:
             return
         known = ((tensor, _sizes(tensor)) for tensor in point.inputs)
         tensor, sizes = next((pair for pair in known if pair[1] != ()), (None, None))
@@ -95,11 +97,6 @@ class ModelSamples:
             parts = module.modules()
             self._order[module] = all(getattr(part, "batch_first", True) for part in parts)
         return self._order[module]
-
-
-def _may_have_parameters(module: Any) -> bool:
-    """Return False for a module of PyTorch without parameters."""
-    return not _is_of_torch(module) or next(module.parameters(), None) is not None
 
 
 def _is_of_torch(module: Any) -> bool:

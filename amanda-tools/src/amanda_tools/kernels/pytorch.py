@@ -139,10 +139,9 @@ class TorchRecorder(ProfilerRecorder):
 
     def _records(self) -> bool:
         """Count an execution; return True to mark it."""
-        if self._is_taken:
-            self._missed += 1
-            return False
-        return self.is_within_limit()
+        is_within = self.is_within_limit()
+        self._missed += is_within and self._is_taken
+        return is_within and not self._is_taken
 
     def at_limit(self) -> None:
         if self._profiler is not None and self._can_change():

@@ -221,7 +221,7 @@ class NanTool(PrintingTool[NanOptions]):
     def _check(self, watch: OpWatch) -> Check:
         # Checking inputs costs as much as checking outputs: only for operators that overwrite them.
         return Check(
-            self._is_clean,
+            lambda tensor: self._look_at(tensor) is not False,
             watch.found,
             overwrites=False if watch.op.forward else None,
             trail=self.recent,
@@ -229,9 +229,6 @@ class NanTool(PrintingTool[NanOptions]):
         )
 
     # -- routines ---------------------------------------------------------
-
-    def _is_clean(self, tensor: Any) -> bool:
-        return self._look_at(tensor) is not False
 
     def _look_at(self, tensor: Any) -> bool | None:
         """Return True if a tensor is finite; None if its numbers cannot be read."""

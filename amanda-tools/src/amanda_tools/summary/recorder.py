@@ -233,7 +233,7 @@ class ModelRecord:
             inside = path.removeprefix(base).strip(separator)
             depth = inside.count(separator) + 1 if inside else 0
             fact = self.source.describe(path, depth, module)
-            found[path] = attrs.evolve(fact, kernel=getattr(module, "kernel_size", None))
+            found[path] = attrs.evolve(fact, kernel=vars(module).get("kernel_size"))
         return list(found.values())
 
     def _places(self, root: Any) -> list[tuple[str, Any]]:

@@ -88,9 +88,8 @@ accumulation of a leaf."""
 _PLAIN_NODE, _ACCUMULATION, UNCERTAIN = range(3)
 
 KINDS: dict[Any, int] = dict.fromkeys(OWN_NODES, UNCERTAIN)
-"""Classes of nodes: :func:`_kind` is a frame more for each node. Those that are ``UNCERTAIN`` may
-be of this package. Without the classes of the program's own functions, which it may drop, with
-all that they lead to; these are plain."""
+"""Kinds of classes of nodes: those that are ``UNCERTAIN`` may be of this package. Classes of the
+program's own functions, which it may drop with all that they lead to, are plain and not in it."""
 
 
 def _kind(cls: Any) -> int:
@@ -99,10 +98,8 @@ def _kind(cls: Any) -> int:
         return kind
     if issubclass(cls, _internals.FUNCTION_NODE):
         return _PLAIN_NODE
-    kind = _PLAIN_NODE
-    if hasattr(cls, "variable"):
-        kind = _ACCUMULATION
-    elif cls.__name__ == "AliasBackward0":
+    kind = _ACCUMULATION if hasattr(cls, "variable") else _PLAIN_NODE
+    if cls.__name__ == "AliasBackward0":
         kind = UNCERTAIN
     KINDS[cls] = kind
     return kind
@@ -175,10 +172,7 @@ def _follow_edges(found: Traced, start: int) -> bool:
             if target is None:
                 targets.append(NOWHERE)
                 continue
-            cls = type(target)
-            kind = KINDS.get(cls)
-            if kind is None:
-                kind = _kind(cls)
+            kind = _kind(type(target))
             if kind == _ACCUMULATION:
                 targets.append(LEAF)
                 if target not in leaves:
