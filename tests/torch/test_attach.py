@@ -127,6 +127,7 @@ def test_every_private_symbol_is_checked() -> None:
     others = {
         "_getframe",
         "_current_frames",
+        "_jit",
         "_param_name_to_source",
         "_dynamo_source",
         "_torchdynamo_disable",

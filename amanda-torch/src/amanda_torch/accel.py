@@ -40,7 +40,7 @@ def refusal() -> str:
     if package.VERSION != _INTERFACE:
         return f"{_NAME} and amanda-torch are of different releases; reinstall both"
     try:
-        load()
+        package.load()
     except ImportError as error:
         return f"the extension of {_NAME} cannot be loaded: {error}"
     return ""

@@ -258,7 +258,8 @@ def is_free_backward(kind: str, name: str) -> bool:
     # Also of a gradient of a gradient. PyTorch's gradients of a product of vectors scale these.
     of = re.sub("(_backward)+$", "", kind)
     is_elementwise = kind == "accumulate_grad" or name in ("DotBackward0", "VdotBackward0")
-    return is_elementwise or is_free(of) or is_free_name(name)
+    is_named = "::" not in kind and is_free_name(name)  # else the name is a library's
+    return is_elementwise or is_free(of) or is_named
 
 
 def has_activation(kind: str) -> bool:

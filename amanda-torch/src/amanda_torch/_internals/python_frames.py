@@ -153,7 +153,9 @@ def _position_of_call(function: Any, name: str) -> dict[str, int]:
     positions = found.positions or dis.Positions()
     line = positions.lineno or found.starts_line or 1
     # Without columns under python -X no_debug_ranges.
-    return {n: v or (line if n.endswith("lineno") else 0) for n, v in positions._asdict().items()}
+    names = "lineno", "end_lineno", "col_offset", "end_col_offset"
+    found_at = zip(names, positions, strict=True)
+    return {name: at or (line if name.endswith("lineno") else 0) for name, at in found_at}
 
 
 def not_counted_by_warnings(function: Any) -> Any:
