@@ -11,8 +11,8 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -30,11 +30,11 @@ _COPY = "identity"
 _EQUAL_CONSTANTS = 12
 """Score of a pair of the same type and the same single value, as of a loop counter or zeros."""
 
-_SAME_TYPE = 8
-"""Equal shapes and types."""
+_USUAL_TYPES = 8
+"""Equal shapes, of the two types that are most often equal in value."""
 
 _KNOWN_TYPES = 6
-"""Equal shapes, and types that are equal in value elsewhere in the runs."""
+"""Equal shapes, and types that are equal or paired elsewhere in the runs."""
 
 _ONLY_TYPE = 1
 """Score of a pair of the same type with other shapes."""
@@ -132,7 +132,7 @@ def _pair_rest(
         forward: paired ids of forward operators. A gradient is paired only with a gradient of the
             paired forward operator.
     """
-    types = {(mine[i].record.type, other[j].record.type) for i, j in equal.items()}
+    types = Counter((mine[i].record.type, other[j].record.type) for i, j in equal.items())
     left, free = _unpaired(mine, equal.keys()), _unpaired(other, equal.values())
     counterparts = {"": "", **forward}
     ours, theirs = defaultdict(list), defaultdict(list)
@@ -235,21 +235,30 @@ def _are_equal_constants(ours: _Class, theirs: _Class) -> bool:
     return is_same and ours.value is not None
 
 
-def _score(ours: _Class, theirs: _Class, types: Container[tuple[str, str]]) -> int:
+def _score(ours: _Class, theirs: _Class, types: Mapping[tuple[str, str], int]) -> int:
     """Return the score of pairing two operators, 0 if they cannot correspond.
 
     Args:
         ours, theirs: classes of the operators.
-        types: pairs of types of operators that are equal in value.
+        types: pairs of types to the number of pairs of operators equal in value.
     """
     if _are_equal_constants(ours, theirs):
         return _EQUAL_CONSTANTS
     if ours.type == theirs.type:
-        return _SAME_TYPE if ours.shape == theirs.shape else _ONLY_TYPE
+        if ours.shape != theirs.shape:
+            return _ONLY_TYPE
+        return _score_types(ours, theirs, types)
     pair = (ours.type, theirs.type)
     if ours.shape != theirs.shape or _COPY in pair or pair not in types:
         return 0
-    return _KNOWN_TYPES
+    return _score_types(ours, theirs, types)
+
+
+def _score_types(ours: _Class, theirs: _Class, types: Mapping[tuple[str, str], int]) -> int:
+    """Return the score of two types: more if no other pair with one of them is as frequent."""
+    pair = (ours.type, theirs.type)
+    rivals = [n for key, n in types.items() if key[0] == pair[0] or key[1] == pair[1]]
+    return _USUAL_TYPES if types.get(pair, 0) == max(rivals, default=0) else _KNOWN_TYPES
 
 
 def _best_pairs(scores: Any) -> Iterator[tuple[int, int]]:
