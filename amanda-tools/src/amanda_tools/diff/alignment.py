@@ -12,7 +12,7 @@ import bisect
 import functools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -35,6 +35,9 @@ _USUAL_TYPES = 8
 
 _KNOWN_TYPES = 6
 """Equal shapes, and types that are equal or paired elsewhere in the runs."""
+
+_ONLY_SHAPE_AT_END = 2
+"""Equal shapes after the last equal values, of types that the other run lacks."""
 
 _ONLY_TYPE = 1
 """Score of a pair of the same type with other shapes."""
@@ -133,6 +136,7 @@ def _pair_rest(
             paired forward operator.
     """
     types = Counter((mine[i].record.type, other[j].record.type) for i, j in equal.items())
+    known = {value.record.type for value in mine} & {value.record.type for value in other}
     left, free = _unpaired(mine, equal.keys()), _unpaired(other, equal.values())
     counterparts = {"": "", **forward}
     ours, theirs = defaultdict(list), defaultdict(list)
@@ -146,7 +150,9 @@ def _pair_rest(
     for key, part in ours.items():
         # Forward operators that the other run lacks: pair constants.
         score = _score if key is not None else _score_constants
-        pairs |= _pair_in_order(part, theirs[key], functools.partial(score, types=types))
+        pairs |= _pair_in_order(
+            part, theirs[key], functools.partial(score, types=types, known=known)
+        )
     return pairs
 
 
@@ -210,18 +216,23 @@ class _Class:
         type: type of the operator.
         shape: shape of its first tensor.
         value: value of all elements of that tensor; None if they differ.
+        is_last: True if the operator comes after all operators with an equal value.
     """
 
     type: str
     shape: tuple[int, ...]
     value: float | None
+    is_last: bool
 
 
 def _unpaired(values: Sequence[_OpValue], paired: Iterable[int]) -> list[tuple[int, _Class]]:
     """Return the positions without a pair, and the class of each."""
     taken = set(paired)
+    last = max(taken, default=-1)
     return [
-        (i, _Class(v.record.type, v.shape, v.value)) for i, v in enumerate(values) if i not in taken
+        (i, _Class(v.record.type, v.shape, v.value, i > last))
+        for i, v in enumerate(values)
+        if i not in taken
     ]
 
 
@@ -235,12 +246,15 @@ def _are_equal_constants(ours: _Class, theirs: _Class) -> bool:
     return is_same and ours.value is not None
 
 
-def _score(ours: _Class, theirs: _Class, types: Mapping[tuple[str, str], int]) -> int:
+def _score(
+    ours: _Class, theirs: _Class, types: Mapping[tuple[str, str], int], known: Container[str]
+) -> int:
     """Return the score of pairing two operators, 0 if they cannot correspond.
 
     Args:
         ours, theirs: classes of the operators.
         types: pairs of types to the number of pairs of operators equal in value.
+        known: types that occur in both runs.
     """
     if _are_equal_constants(ours, theirs):
         return _EQUAL_CONSTANTS
@@ -249,9 +263,12 @@ def _score(ours: _Class, theirs: _Class, types: Mapping[tuple[str, str], int]) -
             return _ONLY_TYPE
         return _score_types(ours, theirs, types)
     pair = (ours.type, theirs.type)
-    if ours.shape != theirs.shape or _COPY in pair or pair not in types:
+    if ours.shape != theirs.shape or _COPY in pair:
         return 0
-    return _score_types(ours, theirs, types)
+    if pair in types:
+        return _score_types(ours, theirs, types)
+    is_end = ours.is_last and theirs.is_last
+    return _ONLY_SHAPE_AT_END if is_end and not all(kind in known for kind in pair) else 0
 
 
 def _score_types(ours: _Class, theirs: _Class, types: Mapping[tuple[str, str], int]) -> int:
