@@ -36,6 +36,9 @@ _USUAL_TYPES = 8
 _KNOWN_TYPES = 6
 """Equal shapes, and types that are equal or paired elsewhere in the runs."""
 
+_SAME_TYPE_IN_COMPOSITE = 3
+"""Equal shapes and types, but one operator is probably a part of a paired composite."""
+
 _ONLY_SHAPE_AT_END = 2
 """Equal shapes after the last equal values, of types that the other run lacks."""
 
@@ -208,6 +211,20 @@ def _pair_equal_values(
     return pairs
 
 
+def _parts_of_composites(values: Sequence[_OpValue], paired: Container[int]) -> set[int]:
+    """Return positions directly before a paired operator of the same module: probably its parts."""
+    found: set[int] = set()
+    module: str | None = None
+    for i in reversed(range(len(values))):
+        if i in paired:
+            module = values[i].record.module
+        elif values[i].record.module == module:
+            found.add(i)
+        else:
+            module = None
+    return found
+
+
 @attrs.frozen
 class _Class:
     """Properties by which operators without an equal value are paired.
@@ -216,21 +233,23 @@ class _Class:
         type: type of the operator.
         shape: shape of its first tensor.
         value: value of all elements of that tensor; None if they differ.
+        is_part: True if the operator is probably a part of a paired composite.
         is_last: True if the operator comes after all operators with an equal value.
     """
 
     type: str
     shape: tuple[int, ...]
     value: float | None
+    is_part: bool
     is_last: bool
 
 
 def _unpaired(values: Sequence[_OpValue], paired: Iterable[int]) -> list[tuple[int, _Class]]:
     """Return the positions without a pair, and the class of each."""
     taken = set(paired)
-    last = max(taken, default=-1)
+    pieces, last = _parts_of_composites(values, taken), max(taken, default=-1)
     return [
-        (i, _Class(v.record.type, v.shape, v.value, i > last))
+        (i, _Class(v.record.type, v.shape, v.value, i in pieces, i > last))
         for i, v in enumerate(values)
         if i not in taken
     ]
@@ -258,12 +277,13 @@ def _score(
     """
     if _are_equal_constants(ours, theirs):
         return _EQUAL_CONSTANTS
+    is_part = ours.is_part or theirs.is_part
     if ours.type == theirs.type:
         if ours.shape != theirs.shape:
             return _ONLY_TYPE
-        return _score_types(ours, theirs, types)
+        return _SAME_TYPE_IN_COMPOSITE if is_part else _score_types(ours, theirs, types)
     pair = (ours.type, theirs.type)
-    if ours.shape != theirs.shape or _COPY in pair:
+    if ours.shape != theirs.shape or _COPY in pair or is_part:
         return 0
     if pair in types:
         return _score_types(ours, theirs, types)
