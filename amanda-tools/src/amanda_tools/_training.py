@@ -34,8 +34,8 @@ class ToolsOfTraining:
 
     Attributes:
         tools: the tools of the last training by name.
-        trains: the class and the name of the method that trains, which is wrapped as long as there
-            are callbacks of its: Keras (3.15) and transformers (5.23) do not tell callbacks that a
+        trains: the class and the name of the method that trains, which is wrapped while callbacks
+            of this kind exist: Keras (3.15) and transformers (5.23) do not tell callbacks that a
             training has failed. None if the trainer does.
 
     Raises:

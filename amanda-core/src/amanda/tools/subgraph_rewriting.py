@@ -160,11 +160,7 @@ class SubgraphRewritingTool(Tool):
         graph: Graph = context["graph"]
         if op_id in self._outputs or op_id not in graph:
             return
-        # Of tensors that have stand-ins: no other framework has new_full().
-        found_outputs = context.get_outputs() or ()
-        outputs = [
-            (tuple(t.shape), t.dtype) if hasattr(t, "new_full") else None for t in found_outputs
-        ]
+        outputs = [_shape_and_dtype(tensor) for tensor in context.get_outputs() or ()]
         self._outputs[op_id] = _shapes(context.get_inputs()), outputs
         self._in_place[op_id] = _written(context)
         found = next(bindings(self.pattern, graph.op(op_id), graph, PartialMatch()), None)
@@ -331,6 +327,11 @@ def _shapes(tensors: Sequence[Any]) -> tuple[tuple[int, ...] | None, ...]:
     return tuple(
         None if t is None or not hasattr(t, "new_full") else tuple(t.shape) for t in tensors
     )
+
+
+def _shape_and_dtype(tensor: Any) -> tuple[tuple[int, ...], Any] | None:
+    """Shape and dtype for a stand-in of a tensor; None if the framework has no ``new_full``."""
+    return (tuple(tensor.shape), tensor.dtype) if hasattr(tensor, "new_full") else None
 
 
 def _stand_in(source: Any, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -53,9 +53,7 @@ class ModelSamples:
 
     def note(self, point: PointContext) -> None:
         """Count a forward pass, where its inputs are known."""
-        # Modules of PyTorch without parameters are no models.
-        is_empty = _is_of_torch(point.target) and not any(True for _ in point.target.parameters())
-        if self._samples is None or is_empty:
+        if self._samples is None or not _may_have_parameters(point.target):
             return
         known = ((tensor, _sizes(tensor)) for tensor in point.inputs)
         tensor, sizes = next((pair for pair in known if pair[1] != ()), (None, None))
@@ -102,6 +100,11 @@ class ModelSamples:
 def _is_of_torch(module: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(module, torch.nn.Module)
+
+
+def _may_have_parameters(module: Any) -> bool:
+    """Return False for a module of PyTorch without parameters."""
+    return not _is_of_torch(module) or next(module.parameters(), None) is not None
 
 
 def _sizes(tensor: Any) -> tuple[int, ...] | None:

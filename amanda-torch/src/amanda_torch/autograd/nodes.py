@@ -88,8 +88,9 @@ accumulation of a leaf."""
 _PLAIN_NODE, _ACCUMULATION, UNCERTAIN = range(3)
 
 KINDS: dict[Any, int] = dict.fromkeys(OWN_NODES, UNCERTAIN)
-"""Kinds of classes of nodes: those that are ``UNCERTAIN`` may be of this package. Classes of the
-program's own functions, which it may drop with all that they lead to, are plain and not in it."""
+"""Kinds of classes of nodes, asked before :func:`_kind`, which is a frame more for each node. Those
+that are ``UNCERTAIN`` may be of this package. Classes of the program's own functions, which it may
+drop with all that they lead to, are plain and not in it."""
 
 
 def _kind(cls: Any) -> int:
@@ -172,7 +173,10 @@ def _follow_edges(found: Traced, start: int) -> bool:
             if target is None:
                 targets.append(NOWHERE)
                 continue
-            kind = _kind(type(target))
+            cls = type(target)
+            kind = KINDS.get(cls)
+            if kind is None:
+                kind = _kind(cls)
             if kind == _ACCUMULATION:
                 targets.append(LEAF)
                 if target not in leaves:

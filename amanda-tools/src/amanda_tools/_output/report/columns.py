@@ -269,15 +269,15 @@ def plain_cell(value: Any) -> Any:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-def _is_word(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
 def _tensors(value: Any) -> Any:
     """Return a list with a tensor's description, and [] for other mappings such as attributes."""
     if isinstance(value, Mapping):
         return [value] if "dtype" in value else []
     return value
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def _are_handles(value: Any) -> bool:
