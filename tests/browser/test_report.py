@@ -923,3 +923,29 @@ def test_a_keras_model(report: Report, opened: Callable[[Path], Page]) -> None:
     assert drawn(page, "graph.cy.nodes().length") > 5
     assert page.all("figure.chart")
     assert (page.complaints(), page.fetched()) == ([], [])
+
+
+def test_two_runs_side_by_side(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+    """One tree and one table have each figure of both runs; cards have the ratio."""
+    row = {"type": "mm", "phase": "forward", "executions": 2}
+    ours, theirs = (
+        [ToolReport(name="flops", result={"tool": "flops", "summary": {"steps": 2}, "ops": [
+            {**row, "id": f"Net.{name}/mm:0", "module": name, "per_step": {"flops": flops}}
+            for name, flops in modules.items()
+        ]})]
+        for modules in ({"one": 20, "old": 10}, {"one": 50, HOSTILE: 10})
+    )  # fmt: skip
+    both = RunReport(title="a and b", facts={"A": "a"}, tools=ours, other=theirs)
+    (tmp_path / "page.html").write_text(render(document_of(both)))
+    page = opened(tmp_path / "page.html")
+    card = ["FLOPs per step", "30 FLOP → 60 FLOP", "B is 2.00 of A"]
+    assert page.all(".cards div")[0].text.split("\n") == card
+    tree, grid = page.all(".tree")[0], page.operators()
+    assert [h.text[:7] for h in page.all("th", tree)][1:3] == ["FLOPs A", "FLOPs B"]
+    found = [[cell.text for cell in page.all("td", row)] for row in page.all("tr.row", tree)]
+    values = [["30 FLOP", "60 FLOP"], ["20 FLOP", "50 FLOP"], ["10 FLOP", ""], ["", "10 FLOP"]]
+    assert [row[1:3] for row in found if not row[0].endswith("mm")] == values
+    assert page.column(grid, "id") == [f"Net.{m}/mm:0" for m in ("one", "old", HOSTILE)]
+    heads = {head.text for head in page.all("th", grid)}
+    assert {"flops\nflops A, FLOP", "flops\nflops B, FLOP"} <= heads
+    assert (page.complaints(), page.fetched()) == ([], [])

@@ -189,7 +189,7 @@ def test_commands_import_no_framework(command: str, python: Command) -> None:
 
 def test_every_command_has_help(amanda: Command) -> None:
     """``--help`` tells what the command does, as ``amanda help`` does."""
-    for command in ("run", "merge", "tools", "drivers", "doctor"):
+    for command in ("run", "compare", "merge", "tools", "drivers", "doctor"):
         assert amanda(command, "--help").stdout.startswith("usage: amanda ")
     assert amanda("version").stdout == amanda("--version").stdout
     assert amanda("help", "merge").stdout == amanda("merge", "--help").stdout

@@ -167,6 +167,8 @@ class RunReport:
             ``dtype``.
         graph: ``ops`` and ``edges`` of the run, in the form of the results of ``trace``; empty
             where no tool of the run's environment records them.
+        other: the sections of the same tools in a second run, which the page shows beside them;
+            the sections of `tools` without a result are about both. Empty for the page of one run.
     """
 
     title: str
@@ -174,3 +176,4 @@ class RunReport:
     tools: Sequence[ToolReport]
     modules: Sequence[Mapping[str, Any]] = ()
     graph: Mapping[str, Any] = attrs.field(factory=dict)
+    other: Sequence[ToolReport] = ()

@@ -168,7 +168,7 @@ def merge_results(name: str, results: Mapping[int, Any]) -> dict[str, Any]:
         MergeError: they are not all of one tool and schema.
     """
     for rank, result in results.items():
-        if not _is_common(result):
+        if not is_common(result):
             raise MergeError(
                 f"{name}: the result of rank {rank} does not have the common form of results"
             )
@@ -189,7 +189,7 @@ def merge_results(name: str, results: Mapping[int, Any]) -> dict[str, Any]:
     }
 
 
-def _is_common(result: Any) -> bool:
+def is_common(result: Any) -> bool:
     """True if a result has the form of ``ReportingTool.result()``."""
     kinds = {"tool": str, "schema": int, "summary": Mapping, "namespaces": list, "ops": list}
     return (
@@ -206,7 +206,7 @@ def _merge_summaries(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, An
     found: dict[str, Any] = {}
     for figure in figures:
         values = {rank: summary.get(figure) for rank, summary in summaries.items()}
-        numbers: list[Any] = [value for value in values.values() if _is_number(value)]
+        numbers: list[Any] = [value for value in values.values() if is_number(value)]
         found[figure] = {"by_rank": {str(rank): value for rank, value in values.items()}}
         if len(numbers) == len(values):
             # An integer that a float cannot hold cannot be added to one.
@@ -216,7 +216,7 @@ def _merge_summaries(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, An
     return found
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """True if a value of JSON can be added up with others."""
     # A bool is an int for Python; a sum of flags says nothing. JSON has integers of any length.
     if isinstance(value, bool) or not isinstance(value, (int, float)):

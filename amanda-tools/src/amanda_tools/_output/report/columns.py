@@ -58,7 +58,7 @@ _FEWEST_EQUAL = 3
 _LONGEST_EQUAL = 60
 """Characters of a value that is listed below a table; a column with longer ones stays."""
 
-_NAMING = frozenset({"type", "kind", "tensor", "output"})
+_NAMING = frozenset({"type", "kind", "tensor", "output", "operator", "figure"})
 """Columns that stand before the figures, beside the first one."""
 
 
@@ -243,7 +243,7 @@ def _stored(texts: Sequence[str]) -> dict[str, Any]:
 
 def _sort_keys(texts: Sequence[str]) -> list[Any] | None:
     """Return the amounts by which texts sort; None if one of them has no amount."""
-    keys = [text if text in _SPECIAL else _amount(text) for text in texts]
+    keys = [text if text in _SPECIAL else amount_of(text) for text in texts]
     pairs = zip(keys, texts, strict=True)
     return keys if all(key is not None or text in _NOTHING for key, text in pairs) else None
 
@@ -290,7 +290,7 @@ def _part(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(plain_data(value), default=str)
 
 
-def _amount(text: str) -> float | None:
+def amount_of(text: str) -> float | None:
     """Parse the number that a text begins with, with its unit prefix; None if there is none."""
     found = _AMOUNT.fullmatch(text)
     if found is None:

@@ -6,6 +6,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 
 from amanda.results import RunReport, ToolReport
+from amanda_tools._output.report.columns import amount_of
 from amanda_tools._output.report.model_ops import Figure, mapping_of, summary_of
 from amanda_tools._output.report.model_tree import ModelView
 from amanda_tools._output.units import format_short
@@ -140,3 +141,14 @@ def _special(tool: ToolReport, model: ModelView | None) -> dict[str, str]:
         # Operators that read the same parameter count it once for each of them.
         return {"parameters": format_short(float(summary["params"]), "")}
     return {}
+
+
+def compare_figures(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
+    """Return the main figures of two runs side by side, with the ratio where both are known."""
+    found: dict[str, str] = {}
+    for name in {**ours, **theirs}:
+        texts = [side.get(name, "-").partition(" (")[0] for side in (ours, theirs)]
+        one, other = map(amount_of, texts)
+        ratio = f" (B is {other / one:.2f} of A)" if one and other is not None else ""
+        found[name] = " → ".join(texts) + ratio
+    return found

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -162,23 +162,33 @@ class TreeNode:
     children: list[TreeNode] = attrs.field(factory=list)
 
 
+_OTHER_RUN = " B"
+"""Added to the keys of figures of a second run."""
+
+
 def model_of(
-    tools: Sequence[ToolReport], modules: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[ToolReport],
+    modules: Sequence[Mapping[str, Any]] = (),
+    other: Sequence[ToolReport] = (),
 ) -> ModelView | None:
     """Create the tree of a run; None if no tool has rows of operators, or if there are too many.
 
     Args:
-        modules: as of :class:`~amanda.results.RunReport`.
+        modules, other: as of :class:`~amanda.results.RunReport`.
     """
     ops, givers = merge_ops(tools)
+    other_givers = _add_run(ops, other)
     if not ops or len(ops) > MAX_OPS:
         return None
-    pairs = pairs_of(tools)
+    pairs = pairs_of([*tools, *other])
     root, at = _tree(ops)
-    of_tools = [row for tool in tools for row in list_of(mapping_of(tool.result).get("modules"))]
+    both = (*other, *tools)
+    of_tools = [row for tool in both for row in list_of(mapping_of(tool.result).get("modules"))]
     known = _modules_by_path([*of_tools, *modules])
     _note(root, known)
     figures = list(_figures(root, tools, ops, givers))
+    if other:
+        figures = _side_by_side(figures, _figures(root, other, ops, other_givers, _OTHER_RUN))
     _divide(root)
     nodes = list(_numbered(root))
     numbers = {id(node): number for number, node in enumerate(nodes)}
@@ -188,13 +198,30 @@ def model_of(
     return ModelView(
         names=names,
         steps=steps_of(tools),
-        of=_span_of(tools) if any(figure.per_step for figure in figures) else "",
+        of=_span_of(tools, other) if any(figure.per_step for figure in figures) else "",
         device=", ".join(dict.fromkeys(op.device for op in first if op.device)),
         inputs=_inputs(known, names),
         figures=figures,
         nodes=nodes,
         edges=[(shown[a], shown[b]) for a, b in pairs if a in shown and b in shown],
     )
+
+
+def _add_run(ops: dict[str, ModelOp], other: Sequence[ToolReport]) -> Mapping[str, str]:
+    """Add the figures of a second run; return the tool that each is from."""
+    found, givers = merge_ops(other)
+    for op in found.values():
+        values = ops.setdefault(op.id, attrs.evolve(op, values={})).values
+        values.update({f"{key}{_OTHER_RUN}": value for key, value in op.values.items()})
+    return givers
+
+
+def _side_by_side(ours: Iterable[Figure], theirs: Iterable[Figure]) -> list[Figure]:
+    """Return the figures of two runs, the same ones beside each other."""
+    named = [attrs.evolve(figure, name=f"{figure.name} A") for figure in ours]
+    named += [attrs.evolve(figure, name=f"{figure.name} B") for figure in theirs]
+    order = [figure.key for figure in FIGURES]
+    return sorted(named, key=lambda figure: order.index(figure.key.removesuffix(_OTHER_RUN)))
 
 
 _NOT_ZERO = ("not_finite", "saved_bytes")
@@ -210,38 +237,49 @@ def _figures(
     tools: Sequence[ToolReport],
     ops: Mapping[str, ModelOp],
     givers: Mapping[str, str],
+    run: str = "",
 ) -> Iterator[Figure]:
-    """Yield the figures of the tree, after adding those that only the rows of modules have."""
+    """Yield the figures of the tree, after adding those that only the rows of modules have.
+
+    Args:
+        run: the end of the keys of a second run.
+    """
     rows = {tool.name: list_of(mapping_of(tool.result).get("modules")) for tool in tools}
     known = _modules_by_path(itertools.chain.from_iterable(rows.values()))
     told = {
         # Parameters that several operators read count once in rows of modules.
-        key for key, name in _OF_MODULES.items() if key == "params" or key not in givers
+        key + run: name for key, name in _OF_MODULES.items() if key == "params" or key not in givers
         if any(number_of(row.get(name)) is not None for row in known.values())
     }  # fmt: skip
     _add_sums(root, known, told)
     for figure in FIGURES:
-        if figure.key in told:
+        key = figure.key + run
+        if key in told:
             # Operations are those of one forward pass, however many a step has.
             name = "forward FLOPs" if figure.key == "flops" else figure.name
             tool = next(name for name, found in rows.items() if found)
-            yield attrs.evolve(figure, name=name, per_step=False, tool=tool)
+            yield attrs.evolve(figure, key=key, name=name, per_step=False, tool=tool)
         elif figure.key in givers:
-            has_some = any(op.values.get(figure.key) for op in ops.values())
+            has_some = any(op.values.get(key) for op in ops.values())
             if has_some or figure.key not in _NOT_ZERO:
-                yield attrs.evolve(figure, tool=givers[figure.key])
+                over = figure.over and figure.over + run
+                yield attrs.evolve(figure, key=key, over=over, tool=givers[figure.key])
 
 
 def _add_sums(
-    node: TreeNode, known: Mapping[str, Mapping[str, Any]], keys: Collection[str]
+    node: TreeNode, known: Mapping[str, Mapping[str, Any]], keys: Mapping[str, str]
 ) -> dict[str, float]:
-    """Give modules what their rows have more than all below them; return the sums of a node."""
+    """Give modules what their rows have more than all below them; return the sums of a node.
+
+    Args:
+        keys: of figures, and the keys of the rows.
+    """
     parts = [_add_sums(child, known, keys) for child in node.children]
     parts += [op.values for op in (node.op, *node.ops) if op is not None]
     sums = {key: sum(part.get(key, 0.0) for part in parts) for key in keys}
     row = known.get(node.details["path"], {}) if node.kind == "module" else {}
-    for key in keys:
-        if (whole := number_of(row.get(_OF_MODULES[key]))) is not None:
+    for key, of_row in keys.items():
+        if (whole := number_of(row.get(of_row))) is not None:
             node.values[key] = whole - sums[key]
             sums[key] = whole
     return sums
@@ -255,8 +293,10 @@ def _names(root: TreeNode) -> list[str]:
     return list(dict.fromkeys(child.name for child in trained or tops))
 
 
-def _span_of(tools: Sequence[ToolReport]) -> str:
+def _span_of(tools: Sequence[ToolReport], other: Sequence[ToolReport] = ()) -> str:
     """Return the span of figures that add up over executions, as text."""
+    if other:
+        return " and ".join(dict.fromkeys((f"{_span_of(tools)} (A)", f"{_span_of(other)} (B)")))
     steps = steps_of(tools)
     if not steps:
         return "the whole run"

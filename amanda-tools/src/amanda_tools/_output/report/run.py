@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from amanda.results import RunReport, Table, ToolReport
 from amanda_tools._output.report.columns import (
     IN_THE_RUN,
@@ -19,7 +21,7 @@ from amanda_tools._output.report.columns import (
     plain_cell,
 )
 from amanda_tools._output.report.document import Document, Section
-from amanda_tools._output.report.head import describe_run, main_figures, program_of
+from amanda_tools._output.report.head import compare_figures, describe_run, main_figures, program_of
 from amanda_tools._output.report.model_ops import mapping_of, rows_of
 from amanda_tools._output.report.model_tree import model_of
 
@@ -40,7 +42,9 @@ _FEW = 6
 
 
 def document_of(report: RunReport) -> Document:
-    """Make the page of a run."""
+    """Make the page of a run, or of two side by side."""
+    if report.other:
+        return _document_of_both(report)
     sections = [_section(tool) for tool in report.tools]
     # The operators of the graph are in the order of the run.
     tools = [*([ToolReport(name="", result=report.graph)] if report.graph else ()), *report.tools]
@@ -62,6 +66,25 @@ def document_of(report: RunReport) -> Document:
         model=model,
         operators=operators,
         sections=sections,
+    )
+
+
+def _document_of_both(report: RunReport) -> Document:
+    """Make the page of two runs: one tree and one table with columns of both."""
+    ours = [tool for tool in report.tools if tool.result is not None]
+    of_each = [main_figures(tools, model_of(tools)) for tools in (ours, report.other)]
+    sides = [
+        attrs.evolve(tool, name=f"{tool.name} {run}")
+        for pair in zip(ours, report.other, strict=True)
+        for tool, run in zip(pair, "AB", strict=True)
+    ]
+    return Document(
+        title=report.title,
+        facts=report.facts,
+        figures=compare_figures(*of_each),
+        model=model_of(ours, other=report.other),
+        operators=operators_of(sides),
+        sections=[_section(tool) for tool in report.tools if tool.result is None],
     )
 
 
