@@ -12,9 +12,9 @@ by the same keys.
 
 from __future__ import annotations
 
-import math
 import numbers
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -233,10 +233,9 @@ def _add_values(op: ModelOp, row: Mapping[str, Any], seen: set[str], tool: str) 
 
 def number_of(value: Any) -> float | None:
     """Return a finite number; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return None
-    number = float(value)
-    return number if math.isfinite(number) else None
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    # JSON has integers that no float can hold.
+    return float(value) if is_real and abs(value) <= sys.float_info.max else None
 
 
 def shapes_text(tensors: Any) -> str:
