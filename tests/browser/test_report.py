@@ -929,16 +929,16 @@ def test_two_runs_side_by_side(opened: Callable[[Path], Page], tmp_path: Path) -
     """One tree and one table have each figure of both runs; cards have the ratio."""
     row = {"type": "mm", "phase": "forward", "executions": 2}
     ours, theirs = (
-        [ToolReport(name="flops", result={"tool": "flops", "summary": {"steps": 2}, "ops": [
+        [ToolReport(name=f"flops {run}", result={"tool": "flops", "summary": {"steps": 2}, "ops": [
             {**row, "id": f"Net.{name}/mm:0", "module": name, "per_step": {"flops": flops}}
             for name, flops in modules.items()
         ]})]
-        for modules in ({"one": 20, "old": 10}, {"one": 50, HOSTILE: 10})
+        for run, modules in (("A", {"one": 20, "old": 10}), ("B", {"one": 50, HOSTILE: 10}))
     )  # fmt: skip
-    both = RunReport(title="a and b", facts={"A": "a"}, tools=ours, other=theirs)
+    both = RunReport(title="a and b", facts={"A": "a"}, tools=[], runs=(ours, theirs))
     (tmp_path / "page.html").write_text(render(document_of(both)))
     page = opened(tmp_path / "page.html")
-    card = ["FLOPs per step", "30 FLOP → 60 FLOP", "B is 2.00 of A"]
+    card = ["FLOPs per step", "30 FLOP → 60 FLOP", "B is about 2 times A"]
     assert page.all(".cards div")[0].text.split("\n") == card
     tree, grid = page.all(".tree")[0], page.operators()
     assert [h.text[:7] for h in page.all("th", tree)][1:3] == ["FLOPs A", "FLOPs B"]

@@ -17,18 +17,20 @@ def write(folder: Path, summary: Any, *rows: Any, tool: str = "flops") -> Path:
 
 
 def test_two_runs_are_compared(amanda: Command, tmp_path: Path) -> None:
-    """Figures that differ have their ratio, and equal ones are counted; times are no difference."""
-    conv, relu = {"id": "Net.a/conv:0", "module": "a"}, {"id": "Net.b/relu:0", "module": "b"}
+    """Figures that differ have their ratio, and equal ones are counted; rows of times are left out,
+    and what initialises the model is the first difference only without another one."""
+    conv, relu = {"id": "Net.a/conv:0"}, {"id": "Net.b/relu:0"}
     shapes = [[{"shape": [2, n], "dtype": "float32"}] for n in (4, 8)]
+    setup = [{"id": "/empty:0", "phase": "setup", "outputs": outputs} for outputs in shapes]
     one = write(
         tmp_path / "one",
         {"flops": 2000, "macs": 1, "first": None, "phases": {"forward": 1}, "by_type": {"mm": 1}},
-        *({**conv, "order": 0}, {**relu, "outputs": shapes[0]}, {"id": "old", "module": "b"}),
+        *(setup[0], {**conv, "order": 0}, {**relu, "outputs": shapes[0]}, {"id": "old"}),
     )
     other = write(
         tmp_path / "other",
-        {"flops": 3000, "macs": 1, "first": relu, "per_step": {"flops": 1}},
-        *({**conv, "order": 5}, {**relu, "outputs": shapes[1]}, {"id": "new", "module": "c"}),
+        {"macs": 1, "flops": 3000, "first": relu, "mean": 0.25, "per_step": {"macs": 1}},
+        *(setup[1], {**conv, "order": 5}, {**relu, "outputs": shapes[1]}, {"id": "new"}),
     )
     write(one, {"n": 1}, {"id": "x", "seconds": 1}, tool="profile")
     write(other, {"n": 1}, {"id": "x", "seconds": 2}, tool="profile")
@@ -38,14 +40,23 @@ def test_two_runs_are_compared(amanda: Command, tmp_path: Path) -> None:
     assert (run.returncode, run.stderr) == (0, "")
     lines = [" ".join(line.split()) for line in run.stdout.splitlines() if "----" not in line]
     assert lines == [
-        *("one (A) and other (B): 3 figures of 5 not equal", "tool figure A B B / A"),
-        *("flops flops 2,000 3,000 1.5", "flops first - Net.b/relu:0", "flops per step: flops - 1"),
-        *("modules and operators of one run alone: 3", "name kind run"),
-        *("c module B", "old operator A", "new operator B"),
-        *("first difference in an operator of both runs", "tool operator figure A B"),
-        "flops Net.b/relu:0 outputs [2, 4] float32 [2, 8] float32",
+        *("one (A) and other (B): 5 of 8 figures not equal", "figure A B B / A"),
+        *("flops: flops 2,000 3,000 1.5", "flops: macs 1 -", "flops: first - Net.b/relu:0"),
+        *("flops: mean - 0.25", "flops: per step: macs - 1"),
+        *("2 operators of one run alone", "operator run", "old A", "new B"),
+        *("first difference in an operator of both runs", "operator figure A B"),
+        "Net.b/relu:0 outputs: 0: shape [2, 4] [2, 8]",
     ]
-    (one / "renamed.json").write_bytes((one / "profile.json").read_bytes())
-    same = amanda("compare", "one/renamed.json", "other")
-    assert "0 figures of 1 not equal" in same.stdout
-    assert "first difference in an operator of both runs: none" in same.stdout
+    same = amanda("compare", "one", "one").stdout
+    assert "one (A) and one (B): 0 of 7 figures not equal" in same
+    assert "first difference in an operator of both runs: none" in same
+
+
+def test_runs_without_a_common_tool_are_refused(amanda: Command, tmp_path: Path) -> None:
+    """The message names the tools of both; a damaged file is named, too."""
+    one, other = write(tmp_path / "a", {}), write(tmp_path / "b", {}, tool="nan")
+    said = f"amanda: error: {one} (flops) and {other} (nan) have no tool in common\n"
+    run = amanda("compare", str(one), str(other))
+    assert (run.returncode, run.stdout, run.stderr) == (2, "", said)
+    (one / "nan.json").write_text("no JSON")
+    assert "error: a/nan.json cannot be read" in amanda("compare", "a", "b").stderr

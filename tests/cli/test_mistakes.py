@@ -40,8 +40,6 @@ class Empty(amanda.Tool): pass
 class Other: pass
 """
 
-RESULT = {"schema": 1, "namespaces": [], "summary": {}, "ops": []}
-
 FILES = {
     "program.py": "print('ran')",
     "my program.py": "print('ran')",
@@ -49,7 +47,6 @@ FILES = {
     "mine.py": TOOLS,
     "broken.py": "1 / 0",
     "config.yaml": "a: 1",
-    **{f"{tool}.json": json.dumps({"tool": tool, **RESULT}) for tool in ("count", "nan")},
     "run.sh": "#!/bin/bash\npython train.py --its | tee log\n",
     "picture.png": "\x89PNG\r\n\x1a\n\0\0",
     "cells.ipynb": '{"cells": [], "nbformat": 4}',

@@ -24,6 +24,7 @@ from amanda_tools._output.report.columns import (
         (["3 of 8", "10 of 8"], [3, 10]),
         (["1.5e-07", "nan", "inf", "-0.5"], [1.5e-7, "nan", "inf", -0.5]),
         (["1,234.5", "12"], [1234.5, 12]),
+        (["1.3 s", "957 ms", "4 µs", "3 more"], [1.3, 0.957, 4e-6, 3]),
     ],
 )
 def test_texts_that_begin_with_a_number_sort_by_it(values: list[str], keys: list[Any]) -> None:

@@ -167,8 +167,9 @@ class RunReport:
             ``dtype``.
         graph: ``ops`` and ``edges`` of the run, in the form of the results of ``trace``; empty
             where no tool of the run's environment records them.
-        other: the sections of the same tools in a second run, which the page shows beside them;
-            the sections of `tools` without a result are about both. Empty for the page of one run.
+        runs: of a page of two runs, the results of the same tools in both, which it shows side by
+            side, with names such as ``flops A`` and ``flops B``; the sections of `tools` are about
+            both. Empty for the page of one run.
     """
 
     title: str
@@ -176,4 +177,4 @@ class RunReport:
     tools: Sequence[ToolReport]
     modules: Sequence[Mapping[str, Any]] = ()
     graph: Mapping[str, Any] = attrs.field(factory=dict)
-    other: Sequence[ToolReport] = ()
+    runs: Sequence[Sequence[ToolReport]] = ()

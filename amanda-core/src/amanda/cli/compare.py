@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +25,23 @@ _PAGE = Path("amanda-compare.html")
 _NO_FIGURES = frozenset({"phases", "min", "max"})
 """Keys of a summary that repeat other figures: sums of rows, ranges of a figure."""
 
-_PLACE = ("id", "kind", "tensor", "step")
+_PLACE = ("id", "kind", "tensor", "step", "rank")
 """Keys that tell the rows of a tool apart."""
 
 _NOT_COMPARED = frozenset({"order", "source"})
 """Keys of a row that change with what stands before the operator, in the run or in a file."""
 
-_Result = Mapping[str, Any]
-_Pairs = Mapping[str, tuple[_Result, _Result]]
+_Pairs = Mapping[str, Sequence[Mapping[str, Any]]]
 """The results of both runs by tool."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns 0, or 2 if the results cannot be compared."""
     parser = CommandParser(
-        prog="amanda compare",
-        description="Compare the results of two runs: folders of amanda run -o, or files in them.",
+        prog="amanda compare", description="Compare the results of two runs, amanda run -o A."
     )
     for run in "AB":
-        parser.add_argument(run, type=Path)
+        parser.add_argument(run, type=Path, help=f"folder of the results of run {run}")
     parser.add_argument("--full", action="store_true", help="print all rows")
     parser.add_argument(
         "--html", nargs="?", const=_PAGE, type=Path, metavar="FILE", help=f"write a page ({_PAGE})"
@@ -65,112 +62,125 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def compare(ours: Path, theirs: Path) -> RunReport:
-    """The contents of the page of two runs; its first section has the tables of the comparison.
+def compare(*folders: Path) -> RunReport:
+    """The contents of the page of two runs; its section has the tables of the comparison.
 
     Args:
-        ours: a folder of results, or the result file of one tool: run A.
-        theirs: the same of run B.
+        folders: the results of run A, and those of run B.
 
     Raises:
-        FileError: a file cannot be read or is no result, or the runs have no tool in common.
+        FileError: a file cannot be read, a folder has no results, or the runs have no tool in
+            common.
     """
-    one, other = _read(ours), _read(theirs)
+    one, other = map(_read, folders)
     pairs = {name: (one[name], other[name]) for name in one if name in other}
     if not pairs:
-        tools = f"{ours} ({', '.join(one)}) and {theirs} ({', '.join(other)})"
+        tools = f"{folders[0]} ({', '.join(one)}) and {folders[1]} ({', '.join(other)})"
         raise FileError(f"{tools} have no tool in common")
-    title = f"{ours} (A) and {theirs} (B)"
+    title = " and ".join(f"{path} ({run})" for path, run in zip(folders, "AB", strict=True))
     tables = [_figures(title, pairs), _of_one_alone(pairs), _first_differences(pairs)]
-    facts = {"A": _about(ours, one), "B": _about(theirs, other)}
+    runs = [
+        [ToolReport(name=f"{name} {run}", result=results[name]) for name in pairs]
+        for run, results in (("A", one), ("B", other))
+    ]
+    facts = {"A": pages.namespaces(one.values()), "B": pages.namespaces(other.values())}
+    for operator, figure, in_a, in_b in tables[-1].rows[:1]:
+        facts["first difference"] = f"{operator}, {figure}: {in_a} in A, {in_b} in B"
     compared = ToolReport(name="comparison", tables=tables)
-    a, b = ([ToolReport(name=name, result=run[name]) for name in pairs] for run in (one, other))
-    return RunReport(title=title, facts=facts, tools=[compared, *a], other=b)
+    return RunReport(title=title, facts=facts, tools=[compared], runs=runs)
 
 
-def _read(path: Path) -> Mapping[str, _Result]:
-    """The results in a folder, or in a file, by the tool's name in the run."""
-    is_folder = path.is_dir()
-    files = sorted(path.glob("*.json")) if is_folder else [path]
-    results = {file: read_json(file) for file in files if ".timeline." not in file.name}
-    # A file may have been renamed; a folder may have count.json and count-2.json.
-    found = {f.stem if is_folder else r["tool"]: r for f, r in results.items() if is_common(r)}
+def _read(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """The results in a folder, by the names of the files."""
+    paths = [path for path in sorted(folder.glob("*.json")) if ".timeline." not in path.name]
+    found = {path.stem: result for path in paths if is_common(result := read_json(path))}
     if not found:
-        raise FileError(f"{path} has no results of amanda run -o")
+        raise FileError(f"{folder} has no results of amanda run -o")
     return found
-
-
-def _about(path: Path, results: Mapping[str, _Result]) -> str:
-    written = datetime.fromtimestamp(path.stat().st_mtime)
-    return f"{path}, {pages.namespaces(results.values())}, {written:%Y-%m-%d %H:%M}"
 
 
 def _figures(title: str, pairs: _Pairs) -> Table:
     """The figures of the summaries that differ."""
-    rows, equal = [], 0
+    rows, count = [], 0
     for tool, results in pairs.items():
-        ours, theirs = (dict(_flat(result["summary"])) for result in results)
-        for name in {**ours, **theirs}:
-            a, b = ours.get(name), theirs.get(name)
-            equal += a == b
+        figures = _side_by_side(*({"schema": r["schema"], **r["summary"]} for r in results))
+        count += len(figures)
+        for name, (a, b) in figures.items():
             if a != b:
                 ratio = f"{b / a:.3g}" if a and is_number(a) and is_number(b) else ""
-                rows.append((tool, name, _text(a), _text(b), ratio))
-    title = f"{title}: {plural(len(rows), 'figure')} of {len(rows) + equal:,} not equal"
-    return Table(title, ("tool", "figure", "A", "B", "B / A"), rows, limit=30)
+                rows.append((f"{tool}: {name}", _text(a), _text(b), ratio))
+    title = f"{title}: {len(rows):,} of {plural(count, 'figure')} not equal"
+    return Table(title, ("figure", "A", "B", "B / A"), rows, limit=20)
 
 
-def _flat(summary: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the numbers of a summary, and the ids of the operators that it names."""
-    for key, value in summary.items():
+def _side_by_side(*values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The figures of two summaries, or of two rows, by name; None for a missing one."""
+    ours, theirs = (dict(_flat(each)) for each in values)
+    return {name: (ours.get(name), theirs.get(name)) for name in {**ours, **theirs}}
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield numbers, words and shapes, and the ids of operators that a summary names, by name."""
+    of_step = values.get("per_step")
+    for key, value in values.items():
         name = f"{before}{key.replace('_', ' ')}"
-        if is_number(value):
-            yield name, value
-        elif isinstance(value, Mapping) and "id" in value:
-            yield name, str(value["id"])
+        if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            value = {str(number): item for number, item in enumerate(value)}
+        if isinstance(of_step, Mapping) and key in of_step:
+            # Runs may have more or fewer steps.
+            continue
+        if isinstance(value, Mapping) and "id" in value:
+            yield name, value["id"]
         elif isinstance(value, Mapping) and not (key in _NO_FIGURES or key.startswith("by_")):
             yield from _flat(value, f"{name}: ")
+        elif _is_figure(value):
+            yield name, value
+
+
+def _is_figure(value: Any) -> bool:
+    is_shape = isinstance(value, list) and not any(isinstance(item, str) for item in value)
+    return is_shape or is_number(value) or isinstance(value, (str, bool))
 
 
 def _text(value: Any) -> str:
     if is_number(value):
-        return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
-    if isinstance(value, list) and all(isinstance(t, Mapping) and "shape" in t for t in value):
-        return ", ".join(f"{t['shape']} {t.get('dtype', '')}".rstrip() for t in value)
+        is_whole = isinstance(value, int) or abs(value) >= 1000
+        return f"{round(value):,}" if is_whole else f"{value:.4g}"
     return "-" if value is None else str(value)
 
 
 def _of_one_alone(pairs: _Pairs) -> Table:
-    """The modules and operators that only one of the runs has."""
-    rows: list[tuple[str, ...]] = []
-    for kind, key in (("module", "module"), ("operator", "id")):
-        names = [
-            dict.fromkeys(str(row.get(key)) for result in run for row in result["ops"])
-            for run in zip(*pairs.values(), strict=True)
-        ]
-        for run, mine, others in zip("AB", names, reversed(names), strict=True):
-            rows += [(name, kind, run) for name in mine if name not in others]
-    title = f"modules and operators of one run alone: {len(rows):,}"
-    return Table(title, ("name", "kind", "run"), rows)
+    """The operators that only one of the runs has."""
+    ours, theirs = (
+        dict.fromkeys(str(row["id"]) for result in run for row in result["ops"] if "id" in row)
+        for run in zip(*pairs.values(), strict=True)
+    )
+    rows = [(name, "A") for name in ours if name not in theirs]
+    rows += [(name, "B") for name in theirs if name not in ours]
+    return Table(f"{plural(len(rows), 'operator')} of one run alone", ("operator", "run"), rows)
 
 
 def _first_differences(pairs: _Pairs) -> Table:
     """The first difference in the rows of each tool, in the order of run A."""
-    rows: list[tuple[str, ...]] = []
-    for tool, results in pairs.items():
+    rows: dict[tuple[str, ...], None] = {}
+    for results in pairs.values():
         ours, theirs = map(_by_place, results)
         found = (
-            (tool, place[0], key, _text(row[key]), _text(theirs[place].get(key)))
-            for place, row in ours.items()
-            for key in (row.keys() if place in theirs else ())
-            if key not in _NOT_COMPARED and row[key] != theirs[place].get(key)
+            (place[0], name, _text(a), _text(b))
+            for place in ours
+            if place in theirs
+            for name, (a, b) in _side_by_side(ours[place], theirs[place]).items()
+            if a != b and name not in _NOT_COMPARED
         )
-        rows += itertools.islice(found, 1)
+        # All tools describe an operator alike.
+        rows |= dict.fromkeys(itertools.islice(found, 1))
     title = "first difference in an operator of both runs" + ("" if rows else ": none")
-    return Table(title, ("tool", "operator", "figure", "A", "B"), rows)
+    return Table(title, ("operator", "figure", "A", "B"), list(rows))
 
 
-def _by_place(result: _Result) -> dict[tuple[str, ...], Mapping[str, Any]]:
+def _by_place(result: Mapping[str, Any]) -> dict[tuple[str, ...], Mapping[str, Any]]:
     """The rows of a result by operator and tensor, without rows of times, which always differ."""
     rows = [row for row in result["ops"] if "seconds" not in row]
+    # What initialises a model differs where the model does.
+    rows.sort(key=lambda row: row.get("phase") == "setup")
     return {tuple(str(row.get(key)) for key in _PLACE): row for row in rows}

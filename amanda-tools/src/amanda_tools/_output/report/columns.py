@@ -28,10 +28,11 @@ MAX_ROWS = 50_000
 _LONGEST = 400
 """Characters of a cell."""
 
-_AMOUNT = re.compile(r"([-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?)(?: ?([kMGTP]?)([A-Za-z%µ/]*))?(?: .*)?")
+_AMOUNT = re.compile(r"([-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?)(?: ?([kMGTPmµn]?)([A-Za-z%/]*))?(?: .*)?")
 """A number with a unit, as it may stand at the beginning of a text: ``35.1 GFLOP``, ``3 of 8``."""
 
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_OF_SECONDS = {"m": 1e-3, "µ": 1e-6, "n": 1e-9}
 _SPECIAL = frozenset({"inf", "-inf", "nan"})
 _NOTHING = frozenset({"", "-"})
 
@@ -58,7 +59,7 @@ _FEWEST_EQUAL = 3
 _LONGEST_EQUAL = 60
 """Characters of a value that is listed below a table; a column with longer ones stays."""
 
-_NAMING = frozenset({"type", "kind", "tensor", "output", "operator", "figure"})
+_NAMING = frozenset({"type", "kind", "tensor", "output", "figure"})
 """Columns that stand before the figures, beside the first one."""
 
 
@@ -297,5 +298,6 @@ def amount_of(text: str) -> float | None:
         return None
     number, prefix, unit = found.groups()
     # "12 M" is twelve million, but the "G" of "3 Generations" is not a prefix.
-    factor = _PREFIXES[prefix or ""] if len(unit or "") <= 5 else 1.0
+    prefixes = _PREFIXES | (_OF_SECONDS if unit == "s" else {})
+    factor = prefixes.get(prefix or "", 1.0) if len(unit or "") <= 5 else 1.0
     return float(number.replace(",", "")) * factor

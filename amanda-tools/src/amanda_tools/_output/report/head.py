@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from amanda.results import RunReport, ToolReport
 from amanda_tools._output.report.columns import amount_of
 from amanda_tools._output.report.model_ops import Figure, mapping_of, summary_of
-from amanda_tools._output.report.model_tree import ModelView
+from amanda_tools._output.report.model_tree import ModelView, model_of
 from amanda_tools._output.units import format_short
 
 _WELL = "normally"
@@ -143,12 +143,15 @@ def _special(tool: ToolReport, model: ModelView | None) -> dict[str, str]:
     return {}
 
 
-def compare_figures(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
+def compare_figures(runs: Sequence[Sequence[ToolReport]]) -> dict[str, str]:
     """Return the main figures of two runs side by side, with the ratio where both are known."""
     found: dict[str, str] = {}
+    ours, theirs = (main_figures(tools, model_of(tools)) for tools in runs)
     for name in {**ours, **theirs}:
         texts = [side.get(name, "-").partition(" (")[0] for side in (ours, theirs)]
         one, other = map(amount_of, texts)
-        ratio = f" (B is {other / one:.2f} of A)" if one and other is not None else ""
-        found[name] = " → ".join(texts) + ratio
+        # The texts have three digits.
+        ratio = f" (B is about {other / one:.2g} times A)" if one and other is not None else ""
+        is_equal = texts[0] == texts[1]
+        found[name] = f"{texts[0]} (A and B)" if is_equal else " → ".join(texts) + ratio
     return found

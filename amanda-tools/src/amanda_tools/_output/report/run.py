@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-import attrs
 
 from amanda.results import RunReport, Table, ToolReport
 from amanda_tools._output.report.columns import (
@@ -43,48 +42,29 @@ _FEW = 6
 
 def document_of(report: RunReport) -> Document:
     """Make the page of a run, or of two side by side."""
-    if report.other:
-        return _document_of_both(report)
     sections = [_section(tool) for tool in report.tools]
     # The operators of the graph are in the order of the run.
-    tools = [*([ToolReport(name="", result=report.graph)] if report.graph else ()), *report.tools]
+    graph = [ToolReport(name="", result=report.graph)] if report.graph else []
+    tools, other = report.runs or ([*graph, *report.tools], ())
     model, operators = None, None
     try:
-        model = model_of(tools, report.modules)
-        operators = operators_of(tools)
+        model = model_of(tools, report.modules, other)
+        # Columns of both runs stand beside each other.
+        operators = operators_of([*itertools.chain(*zip(*report.runs, strict=True))] or tools)
     except Exception as error:
         # Rows of any tool may hold anything.
         lost = f"the model: {type(error).__name__}: {error}"
         sections.append(Section(name="model", lost=[lost]))
-    lead = describe_run(report, model)
+    lead = {} if report.runs else describe_run(report, model)
     return Document(
         title=report.title,
-        heading=(", ".join(model.names) if model is not None else "") or program_of(report),
+        heading=(", ".join(model.names) if lead and model else "") or program_of(report),
         lead=lead,
-        figures=main_figures(report.tools, model),
+        figures=compare_figures(report.runs) if report.runs else main_figures(report.tools, model),
         facts={n: text for n, text in report.facts.items() if text not in lead.values()},
         model=model,
         operators=operators,
         sections=sections,
-    )
-
-
-def _document_of_both(report: RunReport) -> Document:
-    """Make the page of two runs: one tree and one table with columns of both."""
-    ours = [tool for tool in report.tools if tool.result is not None]
-    of_each = [main_figures(tools, model_of(tools)) for tools in (ours, report.other)]
-    sides = [
-        attrs.evolve(tool, name=f"{tool.name} {run}")
-        for pair in zip(ours, report.other, strict=True)
-        for tool, run in zip(pair, "AB", strict=True)
-    ]
-    return Document(
-        title=report.title,
-        facts=report.facts,
-        figures=compare_figures(*of_each),
-        model=model_of(ours, other=report.other),
-        operators=operators_of(sides),
-        sections=[_section(tool) for tool in report.tools if tool.result is None],
     )
 
 
