@@ -7,8 +7,6 @@ numbers and gives its tensors their type and device.
 from __future__ import annotations
 
 import collections
-import inspect
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -36,7 +34,7 @@ COMPILED = "torch.compile"
 
 
 def proofs() -> Sequence[Proof]:
-    """One for each mechanism, or two: the part that needs no compiler of PyTorch, and the rest.
+    """One for each mechanism; two for transforms, of which one needs no compiler of PyTorch.
 
     PyTorch 2.13 imports its compiler at the first checkpoint, and at the first gradient of
     functorch, which takes three seconds.
@@ -44,7 +42,7 @@ def proofs() -> Sequence[Proof]:
     again = "what a backward pass computes again gets ids of its own"
     vanilla = "operators under them run vanilla"
     compiler = _internals.COMPILER_MODULE
-    found = [
+    return [
         Proof("operators", _operators),
         Proof(MODULE_CALLS, _module_calls, "op ids have no module paths"),
         Proof(BACKWARD_PASSES, _backward_passes, "no iteration ends with a backward pass"),
@@ -59,12 +57,6 @@ def proofs() -> Sequence[Proof]:
         Proof(TRACING, _tracing, "a model that is traced in a scope may hold the tool's operators"),
         Proof(COMPILED, _compiled, "what it compiles is not seen", compiler),
     ]
-    if compiler not in sys.modules:
-        found += [
-            Proof(CHECKPOINTS, _calls_the_generator, again),
-            Proof(REENTRANT_CHECKPOINTS, _uses_run_function, again),
-        ]
-    return found
 
 
 # -- the tool -----------------------------------------------------------------
@@ -183,9 +175,6 @@ class _Square(torch.autograd.Function):
         return gradient * 2.0 * x
 
 
-_checkpoint = inspect.unwrap(checkpoint)
-"""``checkpoint()`` without its decorator, which imports the compiler."""
-
 # Programs bind these methods to names of their own, before any scope.
 _cube, _square = _Cube.apply, _Square.apply
 
@@ -217,7 +206,7 @@ def _checkpoints(reentrant: bool) -> Iterator[str]:
     def program() -> None:
         # Counters restart at the first operator that is recorded.
         x.neg()
-        y = _checkpoint(region, x, use_reentrant=reentrant, preserve_rng_state=False)
+        y = checkpoint(region, x, use_reentrant=reentrant, preserve_rng_state=False)
         y.backward()
 
     x = _tensor(0.5, requires_grad=True)
@@ -228,26 +217,6 @@ def _checkpoints(reentrant: bool) -> Iterator[str]:
     yield from _unlike("operators seen", dict(seen), {"/mul:0": 2, "/exp:0": 2})
     # The gradient passes straight through the routine: 2 x exp(2 x^2).
     yield from _unlike("gradient of a changed value", x.grad, _tensor(0.5).exp())
-
-
-def _uses_run_function() -> Iterator[str]:
-    """Check the code of reentrant checkpoints, without a run."""
-    if "run_function" not in _internals.CHECKPOINT.CheckpointFunction.backward.__code__.co_names:
-        yield "CheckpointFunction.backward() does not call ctx.run_function()"
-
-
-def _calls_the_generator() -> Iterator[str]:
-    """Check the code of other checkpoints, without a run."""
-    known = vars(_internals.CHECKPOINT)
-    met, left = set[str](), [_checkpoint]
-    while left:
-        names = set(left.pop().__code__.co_names) - met
-        met |= names
-        found = [inspect.unwrap(known[name]) for name in sorted(names & known.keys())]
-        left += [function for function in found if inspect.isfunction(function)]
-        if _internals.CHECKPOINT_GENERATOR in names:
-            return
-    yield f"checkpoint() does not call {_internals.CHECKPOINT_GENERATOR}()"
 
 
 def _transforms() -> Iterator[str]:
