@@ -11,7 +11,6 @@ from torch import nn
 
 import amanda
 from amanda.python.bytecode import returns_something
-from amanda_torch.eager.reachable_code import mentions
 from tests.torch.support import TRANSPARENT, ForwardCounter, On, after, applied, before
 
 # Of PyTorch, where an encoder gets a mask.
@@ -92,10 +91,11 @@ def test_a_tool_that_changes_nothing_keeps_the_fused_operator(make: Any, program
 
 
 def test_watching_sees_the_fused_operator_alone(program: Any) -> None:
-    """Routines that return nothing run for the fused operators, and for none inside; analyses that
-    record nothing are not asked about those inside."""
+    """Routines that return nothing run for the fused operators, and for none inside; a tool that
+    declares that it only watches is not asked about those inside."""
     listed: list[str] = []
     watching, counter = amanda.Tool(), ForwardCounter()
+    watching.only_watches = True
     watching.add_inst_for_op(lambda context: listed.append(context.get_op_id()))
     with applied(watching):
         program()
@@ -149,21 +149,3 @@ def test_whether_a_routine_returns_something() -> None:
     assert not returns_something(nothing)
     assert not returns_something(lambda _: None)
     assert all(map(returns_something, (sometimes, early, lambda x: x, torch.relu, [].append)))
-
-
-def test_whether_a_tool_may_act() -> None:
-    """Code that records an action is found wherever the tool keeps it."""
-    names = frozenset({"insert_before_op"})
-
-    class Keeps(amanda.Tool):
-        def __init__(self, kept: Any) -> None:
-            self.kept = kept
-            self.add_inst_for_op(self.analyse)
-
-        def analyse(self, context: Any) -> None:
-            self.kept(context)
-
-    assert not mentions(Keeps(lambda context: context.get_op_id()), names)
-    assert mentions(Keeps(lambda context: context.insert_before_op(print)), names)
-    assert mentions(Keeps(before(print)), names)
-    assert mentions(Keeps(lambda context: getattr(context, "replace_op")(print)), names)  # noqa: B009

@@ -62,8 +62,8 @@ class Tool:
         differentiable: True makes the tool's routines take part in automatic
             differentiation, as if recorded under ``amanda.ad_enabled()``.
         only_watches: True declares that no routine of the tool, forward or backward, changes a
-            value, so that a driver need not split fused operators for it. It covers the class
-            that sets it and its bases, not subclasses.
+            value, so that a driver need not split fused operators for it. It covers the instance
+            or class that sets it, not subclasses.
         group: the heading under which ``amanda tools`` lists the tool, such as ``"look"``,
             ``"find"``, ``"compare"`` or ``"change"``.
     """

@@ -1,12 +1,12 @@
 """Modules that run as one fused operator in eval mode: whether tools act on the operators inside.
 
 ``nn.TransformerEncoder``, its layers and ``nn.MultiheadAttention`` have a native fast path. A tool
-that masks or rounds what ``linear`` computes sees no ``linear`` there. So where the tools of a
-scope may act at all, the operators of the other path are analysed first, in a run that calls no
-routine and whose result is dropped. Where routines were recorded that may return something, the
-other path runs, and its result is taken if some routine has changed a value. Everywhere else the
-fused operator runs, so that watching changes nothing. Tools that only watch are not asked in that
-run: they would list operators that do not run.
+that masks or rounds what ``linear`` computes sees no ``linear`` there. So for the tools of a scope
+that do not declare ``only_watches``, the operators of the other path are analysed first, in a run
+that calls no routine and whose result is dropped. Where routines were recorded that may return
+something, the other path runs, and its result is taken if some routine has changed a value.
+Everywhere else the fused operator runs, so that watching changes nothing. Tools that only watch
+are not asked in that run: they would list operators that do not run.
 """
 
 from __future__ import annotations
@@ -22,18 +22,12 @@ from amanda.engine.records import OpRecord
 from amanda.interface.action import ActionKind
 from amanda.python.bytecode import returns_something
 from amanda_torch import _internals
-from amanda_torch.eager.reachable_code import mentions, undeclared
 from amanda_torch.routines import RoutineDispatcher
 
 FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
 ASKING = frozenset({"torch.nn.modules.activation", "torch.nn.modules.transformer"})
 """The modules of PyTorch that ask for overrides of ``__torch_function__`` before the path."""
-
-_ACTIONS = frozenset({"insert_before_op", "insert_after_op", "replace_op"})
-
-_MAY_ACT: Any = torch.utils.weak.WeakIdKeyDictionary()
-"""By tool."""
 
 
 class _Interceptor(Protocol):
@@ -163,11 +157,8 @@ def _has_action(record: OpRecord) -> bool:
 
 
 def _may_act(tool: Any) -> bool:
-    """True if code of a tool, where it does not declare that it only watches, records actions."""
-    found = _MAY_ACT.get(tool)
-    if found is None:
-        found = _MAY_ACT[tool] = mentions(undeclared(tool), _ACTIONS)
-    return bool(found)
+    """True unless a tool, or its class itself, declares that it only watches."""
+    return not any(vars(one).get("only_watches") for one in (tool, type(tool)))
 
 
 def _watching(tools: Iterable[Any]) -> frozenset[Any]:
