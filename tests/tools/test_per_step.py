@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import csv
-import gc
-import itertools
-import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,7 +16,6 @@ from torch import nn
 import amanda
 from amanda.cli.last_line import last_line
 from amanda.tools.reporting import ReportingTool, StepFigures
-from amanda_tools._timelines.garbage_collections import Collections
 from amanda_tools._timelines.timeline import Total
 from amanda_tools.count import CountTool
 from amanda_tools.flops import FlopsTool
@@ -282,64 +277,3 @@ def test_an_error_between_steps_names_the_tool() -> None:
     [told] = raised.value.__notes__
     assert "FailingFigures." in told
     assert "iteration_end" in told
-
-
-def collecting() -> Any:
-    """A module whose operator takes a collection of some 100 ms."""
-
-    class Collect(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            garbage = [[] for _ in range(300_000)]
-            for one, other in itertools.pairwise(garbage):
-                one.append(other)
-            garbage[-1].append(garbage[0])
-            gc.collect()
-            return x * 1
-
-    return Collect
-
-
-def test_garbage_collections_are_in_no_operators_time(tmp_path: Path) -> None:
-    """They have a line of their own, and a track of the timeline."""
-    function, before = collecting(), list(gc.callbacks)
-    tool = ProfileTool()
-    with amanda.apply(tool):
-        assert len(gc.callbacks) == len(before) + 1
-        function.apply(torch.ones(2))
-    assert gc.callbacks == before
-    collections = tool.timeline.collections
-    rows = {row["name"]: row for row in tool.op_rows()}
-    summary = tool.summary()
-    assert summary["garbage_collections"] == collections.calls >= 1
-    assert summary["garbage_collection_seconds"] == collections.seconds > 0
-    spans = [span for span in tool.timeline.spans if span.op.name == "Collect"]
-    assert rows["Collect"]["seconds"] == pytest.approx(spans[0].duration / 1e9)
-    *_, path = tool.write_files(tmp_path, "profile")
-    events = json.loads(path.read_text())["traceEvents"]
-    pauses = [e for e in events if e["name"] == "garbage collection"]
-    assert len(pauses) == collections.calls
-    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert all(tracks[e["tid"]].startswith("garbage collections") for e in pauses)
-    titles = [table.title for table in tool.tables()]
-    assert "profile: Python's garbage collections, which are in no operator's time" in titles
-
-
-def test_a_collection_is_taken_off_the_spans_around_it() -> None:
-    """Of its own thread, and of no span that has ended before or begins later."""
-    collections = Collections()
-    collections.note("start", 120)
-    collections.note("stop", 150)
-    thread = threading.get_native_id()
-    records = np.array(
-        [
-            [0, 100, 100, thread],  # around it
-            [1, 100, 100, thread + 1],  # in another thread
-            [2, 130, 100, thread],  # begins within it
-        ],
-        np.int64,
-    )
-    collections.subtract_gc_pauses(records)
-    assert records[:, 2].tolist() == [70, 100, 100]
-    assert collections.take_new().tolist() == [[-2, 120, 30, thread]]
-    assert (collections.calls, collections.nanoseconds) == (1, 30)

@@ -148,7 +148,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         self.add_inst_for_op(watch, backward=True, require_outputs=True)
 
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
-        """Start recording garbage collections, which count in no operator's time."""
+        """Start watching the program's use of TensorFlow's profiler."""
         super().enter_scope(drivers)
         self.timeline.begin(drivers)
 
@@ -271,7 +271,6 @@ class ProfileTool(PrintingTool[ProfileOptions]):
     def summary(self) -> dict[str, Any]:
         """Time and calls in all, forward and backward, by type and by module.
 
-        ``garbage_collections`` are Python's, which are in the time of no operator.
         ``saved_bytes`` is what all operators together save for the backward pass; memory that
         several of them save counts once; a lower bound where ``saved_unknown`` is not 0.
         """
@@ -281,8 +280,6 @@ class ProfileTool(PrintingTool[ProfileOptions]):
             "calls": sum(row["calls"] for row in rows),
             "saved_bytes": sum(saved.values()),
             "saved_unknown": sum(unknown for _, unknown in self._saved.values()),
-            "garbage_collections": self.timeline.collections.calls,
-            "garbage_collection_seconds": self.timeline.collections.seconds,
         }
         for direction in ("forward", "backward"):
             part = [row for row in rows if row["direction"] == direction]
@@ -321,16 +318,6 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         columns = (by, "calls", "ms", "share", "µs a call", "outputs", "saved", *last)
         yield Table(_title(rows), columns, lines)
         yield from other_phases("profile", every, self.options, ("calls", "seconds"))
-        yield from self._collections()
-
-    def _collections(self) -> Iterable[Table]:
-        """Yield a table with the garbage collections, if there were any."""
-        step, run = self._last_step(), self.timeline.collections
-        if run.calls:
-            parts = {**({"the last step": step.collections} if step else {}), "the run": run}
-            lines = [(name, of.calls, f"{1000 * of.seconds:.3f}") for name, of in parts.items()]
-            title = "profile: Python's garbage collections, which are in no operator's time"
-            yield Table(title, ("of", "collections", "ms"), lines, detail=True)
 
     def charts(self) -> Iterable[Chart]:
         """Time by module and by type; the last step over time; duration and memory of steps."""

@@ -74,7 +74,7 @@ class TraceTool(PrintingTool[TraceOptions]):
                 self.add_inst_for_op(watch, backward=backward, require_outputs=True)
 
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
-        """Start recording garbage collections, which count in no operator's time."""
+        """Start watching the program's use of TensorFlow's profiler."""
         super().enter_scope(drivers)
         if self.options.limit:
             self.timeline.begin(drivers)

@@ -18,14 +18,10 @@ import attrs
 
 from amanda.files import replaced
 from amanda.tools.description import OpDescription
-from amanda_tools._timelines.garbage_collections import Collection
 from amanda_tools._timelines.timeline import Timeline, TimelineSpan
 
 _MODULES = 1 << 31
 """Added to a thread's id for the id of the track with its modules."""
-
-_COLLECTIONS = 1 << 32
-"""Added to a thread's id for the id of the track with Python's garbage collections."""
 
 
 def write_events(found: Iterable[Mapping[str, Any]], path: Path) -> None:
@@ -49,12 +45,7 @@ def events(timeline: Timeline, sources: Mapping[str, str]) -> Iterator[dict[str,
     process = os.getpid()
     tracks: dict[int, ModuleTrack] = {}
     flows = Flows(process)
-    collecting = set[int]()
     for record in timeline.records():
-        if isinstance(record, Collection):
-            collecting.add(record.thread)
-            yield _pause(record, process)
-            continue
         track = tracks.setdefault(record.thread, ModuleTrack(process, record.thread))
         yield from track.follow(record)
         yield _operator(record, sources, process)
@@ -63,9 +54,6 @@ def events(timeline: Timeline, sources: Mapping[str, str]) -> Iterator[dict[str,
         yield from track.close(0)
         yield track_name(process, thread, f"operators of thread {thread}")
         yield track_name(process, thread + _MODULES, f"modules of thread {thread}")
-    for thread in sorted(collecting):
-        name = f"garbage collections of thread {thread}"
-        yield track_name(process, thread + _COLLECTIONS, name)
 
 
 @attrs.define
@@ -99,13 +87,6 @@ def _operator(span: TimelineSpan, sources: Mapping[str, str], process: int) -> d
         arguments["source"] = source
     times = (span.start / 1000, span.duration / 1000)
     return slice_event(span.op.type, span.op.direction, *times, process, span.thread, arguments)
-
-
-def _pause(collection: Collection, process: int) -> dict[str, Any]:
-    # A track of its own: the operators around it are drawn without it, and end before it does.
-    times = (collection.start / 1000, collection.duration / 1000)
-    track = collection.thread + _COLLECTIONS
-    return slice_event("garbage collection", "python", *times, process, track, {})
 
 
 def slice_event(

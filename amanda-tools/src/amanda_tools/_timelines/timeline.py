@@ -27,14 +27,16 @@ from typing import IO
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from amanda import OpContext
 from amanda.driver import Driver
 from amanda.inline import Log, Timer
 from amanda.tools.description import OpDescription, describe
 from amanda_tools._operators.routines import insert_after, insert_before
-from amanda_tools._timelines.garbage_collections import COLLECTION, Collection, Collections, Numbers
 from amanda_tools._timelines.graph_times import GraphTimes
+
+Numbers = npt.NDArray[np.int64]
 
 _WAITING = 4 * 1024
 """Numbers in the list of recent records, four per record, that trigger counting them."""
@@ -97,13 +99,11 @@ class Stretch:
     Attributes:
         totals: sums by operator id.
         spans: its spans, in the order in which they began.
-        collections: sums over the garbage collections.
         begin: nanoseconds since the timeline began.
     """
 
     totals: Mapping[str, Total]
     spans: Sequence[TimelineSpan]
-    collections: Total
     begin: int
 
 
@@ -149,9 +149,9 @@ class Timeline(Log):
     """The spans of all executions, up to a limit, in a temporary file.
 
     A span lies between two instrumentation routines, so it contains the cost of instrumenting this
-    one operator. Operators of a device that works asynchronously show the time of their launch. The
-    timeline's own memory does not grow with the number of executions, only by 24 bytes for each
-    garbage collection.
+    one operator, and a garbage collection of Python that begins there. Operators of a device that
+    works asynchronously show the time of their launch. The timeline's own memory does not grow with
+    the number of executions.
 
     Args:
         limit: spans to keep; later ones are counted only.
@@ -168,25 +168,23 @@ class Timeline(Log):
         self._sums = Sums()
         self._limit = limit
         # `numbers` has recent records as timers leave them: number of the operator, start, end,
-        # thread. Garbage collections have -2, start, end, thread.
+        # thread.
         self._buffer = array.array("q")
         self._file: IO[bytes] | None = None
         self._is_lost = False
         self._graphs = GraphTimes()
-        self._collections = Collections()
         self._began = time.perf_counter_ns()
 
     # -- recording --------------------------------------------------------
 
     def begin(self, drivers: Iterable[Driver]) -> None:
-        """Start recording garbage collections and the program's use of TensorFlow's profiler.
+        """Start watching the program's use of TensorFlow's profiler.
 
         To be called in ``enter_scope()``, any number of times.
 
         Args:
             drivers: drivers that the scope begins to use.
         """
-        self._collections.begin()
         if any(driver.namespace.tags[0] == "tensorflow" for driver in drivers):
             self._graphs.watch()
 
@@ -210,11 +208,7 @@ class Timeline(Log):
             self._graphs.names.note(context, describe(context))
 
     def close(self) -> None:
-        """Add the times of operators of graphs, and stop recording garbage collections.
-
-        To be called when the scope has ended.
-        """
-        self._collections.end()
+        """Add the times of operators of graphs; to be called when the scope has ended."""
         for op_id, begin, duration, thread in self._graphs.end():
             number = self._numbers.get(op_id)
             if number is not None:
@@ -254,14 +248,11 @@ class Timeline(Log):
         del waiting[:count]
         records = np.frombuffer(taken, np.int64).reshape(-1, 4)
         records[:, 2] -= records[:, 1]
-        self._collections.subtract_gc_pauses(records)
-        pauses = self._collections.take_new()
-        for started in (records[:, 1], pauses[:, 1]):
-            started -= self._began
+        records[:, 1] -= self._began
         self._sums.add(records[:, 0], records[:, 2])
         remaining = 0 if self._is_lost else self._limit - self._kept
         if remaining:
-            self._buffer.frombytes(records[:remaining].tobytes() + pauses.tobytes())
+            self._buffer.frombytes(records[:remaining].tobytes())
         self._kept += min(len(records), remaining)
         self._dropped += max(0, len(records) - remaining)
         if len(self._buffer) >= _BUFFERED:
@@ -280,7 +271,7 @@ class Timeline(Log):
             self._file.flush()
         except OSError:
             # The program continues; the rest of its timeline is lost, and counted as dropped.
-            lost = sum(number >= 0 for number in self._buffer[::4])
+            lost = len(self._buffer) // 4
             self._is_lost = True
             self._kept -= lost
             self._dropped += lost
@@ -316,9 +307,8 @@ class Timeline(Log):
         self._take()
         return self._dropped
 
-    def records(self) -> Iterator[TimelineSpan | Collection]:
-        """Yield spans and garbage collections, reading from disk: spans in the
-        order in which they ended."""
+    def records(self) -> Iterator[TimelineSpan]:
+        """Yield the spans kept in the order in which they ended, reading from disk."""
         for part in self._parts():
             yield from self._parsed(part)
 
@@ -336,13 +326,10 @@ class Timeline(Log):
         # A copy: the buffer cannot grow while it is exported.
         yield self._buffer[:]
 
-    def _parsed(self, numbers: array.array[int]) -> Iterator[TimelineSpan | Collection]:
+    def _parsed(self, numbers: array.array[int]) -> Iterator[TimelineSpan]:
         for i in range(0, len(numbers), 4):
-            number, first, second, third = numbers[i : i + 4]
-            if number == COLLECTION:
-                yield Collection(first, second, third)
-            else:
-                yield TimelineSpan(self._ops[number], first, second, third)
+            number, *times = numbers[i : i + 4]
+            yield TimelineSpan(self._ops[number], *times)
 
     def between(self, begin: float, end: float) -> Stretch | None:
         """Return the spans that began in a part of the run; None if not all of them were kept.
@@ -357,30 +344,21 @@ class Timeline(Log):
         for part in self._parts():
             records = np.frombuffer(part, np.int64).reshape(-1, 4)
             found.append(records[(records[:, 1] >= first) & (records[:, 1] < last)])
-        records = np.concatenate(found)
-        spans = records[records[:, 0] >= 0]
+        spans = np.concatenate(found)
         sums = Sums()
         sums.add(spans[:, 0], spans[:, 2])
         pairs = zip(self._ops, sums.totals(), strict=False)
         ordered = array.array("q", spans[np.argsort(spans[:, 1], kind="stable")].tobytes())
-        pauses = records[records[:, 0] == COLLECTION, 2]
         return Stretch(
             totals={op.id: total for op, total in pairs if total.calls},
-            spans=[span for span in self._parsed(ordered) if isinstance(span, TimelineSpan)],
-            collections=Total(len(pauses), int(pauses.sum())),
+            spans=list(self._parsed(ordered)),
             begin=first,
         )
 
     @property
-    def collections(self) -> Total:
-        """Sums over the garbage collections, which are not part of any operator's time."""
-        self._take()
-        return Total(self._collections.calls, self._collections.nanoseconds)
-
-    @property
     def spans(self) -> list[TimelineSpan]:
         """All spans kept, in the order in which they ended."""
-        return [record for record in self.records() if isinstance(record, TimelineSpan)]
+        return list(self.records())
 
     def seconds(self) -> dict[str, float]:
         """Return the total duration in seconds by operator id, of spans that were not kept too."""
