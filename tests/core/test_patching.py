@@ -149,8 +149,8 @@ def other(first: int, second: int = 5, *, third: int = 7) -> int:
 
 OF_FUNCTIONS = [
     ("__code__", other.__code__), ("__defaults__", (9,)), ("__defaults__", None),
-    ("__kwdefaults__", {"third": 9}), ("__annotations__", {}), ("__doc__", "patched"),
-    ("__name__", "patched"), ("__qualname__", "patched"), ("__module__", "patched"),
+    ("__kwdefaults__", {"third": 9}), ("__doc__", "patched"), ("__name__", "patched"),
+    ("__qualname__", "patched"), ("__module__", "patched"),
 ]  # fmt: skip
 
 
@@ -162,9 +162,7 @@ def test_attributes_of_functions(name: str, value: Any) -> None:
     patches.set(sample, name, value)
     assert getattr(sample, name) == value
     patches.undo()
-    found, is_computed = getattr(sample, name), getattr(sample, "__annotate__", None) is not None
-    # From Python 3.14 on, what is put back of annotations is what computes them.
-    assert found is vanilla or (name == "__annotations__" and is_computed and found == vanilla)
+    assert getattr(sample, name) is vanilla
     assert vars(sample) == before
     assert sample(1) == 6
 
@@ -332,9 +330,8 @@ def test_attributes_that_are_kept_elsewhere() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("__name__", "x"), ("__qualname__", "x"), ("__doc__", "x"), ("__module__", "x"),
-     ("__annotations__", {"a": int}), ("__bases__", (Base,))],
-)  # fmt: skip
+    [("__name__", "x"), ("__qualname__", "x"), ("__doc__", "x"), ("__bases__", (Base,))],
+)
 def test_attributes_that_types_keep(name: str, value: Any) -> None:
     """A class that is patched where its metaclass keeps the value is exactly as it was."""
 
@@ -348,49 +345,6 @@ def test_attributes_that_types_keep(name: str, value: Any) -> None:
     patches.undo()
     assert (Fresh.__name__, Fresh.__qualname__, Fresh.__bases__) == vanilla
     assert dict(vars(Fresh)) == before
-
-
-ANNOTATED = """
-class Thing:
-    first: Kind
-
-class Bare:
-    pass
-
-def function(first: Kind):
-    pass
-"""
-
-
-@pytest.mark.parametrize("is_wrapped", [False, True], ids=["set", "wrap"])
-@pytest.mark.parametrize("name", ["__annotations__", "__annotate__"])
-@pytest.mark.parametrize("target", ["Thing", "Bare", "function"])
-@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
-def test_annotations_that_are_not_computed_yet(
-    target: str, name: str, is_known: bool, is_wrapped: bool
-) -> None:
-    """Annotations come back as they were: computed when they are asked for, and not before."""
-    is_deferred = sys.version_info >= (3, 14)
-    if not is_deferred and (name == "__annotate__" or not is_known):
-        pytest.skip("this Python computes annotations where they are written")
-    if is_wrapped and name == "__annotations__" and not is_known:
-        pytest.skip("what is wrapped is read")
-    names: dict[str, Any] = {"Kind": int} if is_known else {}
-    exec(compile(ANNOTATED, "annotated", "exec", dont_inherit=True), names)
-    thing, patches = names[target], PatchSet()
-    before = dict(vars(thing))
-    value = {"other": str} if name == "__annotations__" else lambda form: {"other": str}
-    if is_wrapped:
-        patches.wrap(thing, name, lambda vanilla: value)
-    else:
-        patches.set(thing, name, value)
-    assert thing.__annotations__ == {"other": str}
-    patches.undo()
-    assert dict(vars(thing)) == before
-    names["Kind"] = int
-    assert thing.__annotations__ == ({} if target == "Bare" else {"first": int})
-    if is_deferred:
-        assert callable(thing.__annotate__) == (target != "Bare")
 
 
 def test_one_that_cannot_be_put_back_does_not_keep_the_others() -> None:

@@ -22,18 +22,6 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _ABSENT: Any = object()
 
-_OF_CLASSES = {
-    # Python 3.13 deletes it with the module: a class is no longer where it was written.
-    "__module__": ("__firstlineno__",),
-    # Python 3.14 keeps the function that computes them, and what it has computed, in the class.
-    "__annotations__": ("__annotate_func__", "__annotations_cache__"),
-    "__annotate__": ("__annotate_func__", "__annotations_cache__"),
-}
-"""Other entries of a class's ``__dict__`` that change with an attribute of it."""
-
-_OF_FUNCTIONS = {"__annotations__": "__annotate__", "__annotate__": "__annotations__"}
-"""From Python 3.14 on: an attribute of a function that is lost where another is set."""
-
 
 class PatchSet:
     """Replaces attributes of modules, classes, functions and other objects, and puts them back.
@@ -42,7 +30,8 @@ class PatchSet:
     methods come back as the descriptors that they are, and an attribute that was only inherited
     is removed again. An attribute that is kept by a data descriptor of the object's type, such as
     ``__code__`` of a function, a slot or a property with a setter, is read and put back through
-    the descriptor.
+    the descriptor. Annotations, and the module of a class, are not to be set: Python keeps further
+    entries for them (3.13, 3.14).
     """
 
     def __init__(self) -> None:
@@ -64,20 +53,19 @@ class PatchSet:
             AttributeError: there is no such attribute and `create` is not given, or it cannot
                 be set.
         """
-        noted = _noted(target, name)
-        if noted[-1].value is _ABSENT and not create:
+        replaced = _Replaced.read(target, name)
+        if replaced.value is _ABSENT and not create:
             raise AttributeError(f"{target!r} has no attribute {name!r} to patch")
-        self._set(noted, value)
+        self._set(replaced, value)
 
-    def _set(self, noted: list[_Replaced], value: Any) -> None:
-        replaced = noted[-1]
+    def _set(self, replaced: _Replaced, value: Any) -> None:
         # Noted first: an interrupt may come next.
-        self._replaced += noted
+        self._replaced.append(replaced)
         try:
             setattr(replaced.target, replaced.name, value)
             replaced.shadows = not replaced.was_own and replaced.name in _own(replaced.target)
         except Exception:
-            del self._replaced[-len(noted) :]
+            self._replaced.pop()
             raise
 
     def wrap(self, target: Any, name: str, wrapper: Callable[[Any], Any]) -> Any:
@@ -96,13 +84,13 @@ class PatchSet:
             AttributeError: there is no such attribute, or it cannot be set.
         """
         # Before it is read, which may create it.
-        noted = _noted(target, name)
+        replaced = _Replaced.read(target, name)
         vanilla = _ABSENT
         if not _is_described(target, name):
             vanilla = inspect.getattr_static(target, name, _ABSENT)
         if vanilla is _ABSENT:
             vanilla = getattr(target, name)
-        self._set(noted, wrapper(vanilla))
+        self._set(replaced, wrapper(vanilla))
         return vanilla
 
     def wrap_code(
@@ -241,7 +229,7 @@ class _Replaced:
         value: its value; ``_ABSENT`` if it did not exist.
         was_own: True if it was in the object's own ``__dict__``.
         shadows: True if what took its place is there, and has only to be removed: it shadows an
-            attribute of the type, or one that is computed. None until it is set.
+            attribute of the type. None until it is set.
     """
 
     target: Any
@@ -253,14 +241,9 @@ class _Replaced:
     @classmethod
     def read(cls, target: Any, name: str) -> _Replaced:
         own = _own(target)
-        # Before it is read: reading __annotations__ of a class that has none creates them.
         was_own = name in own
         if was_own and (inspect.isclass(target) or not _is_described(target, name)):
             return cls(target, name, own[name], was_own)
-        if name == "__annotations__" and callable(getattr(target, "__annotate__", None)):
-            # They are computed when they are asked for, which may be an error until then, and are
-            # put back by what computes them.
-            return cls(target, name, {}, was_own)
         return cls(target, name, getattr(target, name, _ABSENT), was_own)
 
     def restore(self) -> None:
@@ -277,17 +260,6 @@ class _Replaced:
             setattr(self.target, self.name, self.value)
         elif getattr(self.target, self.name, _ABSENT) is not _ABSENT:
             delattr(self.target, self.name)
-
-
-def _noted(target: Any, name: str) -> list[_Replaced]:
-    """An attribute as it is, preceded by the attributes that change with it."""
-    beside: tuple[str, ...] = ()
-    if inspect.isclass(target):
-        beside = _OF_CLASSES.get(name, ())
-    elif inspect.isfunction(target) and hasattr(target, "__annotate__"):
-        kept = "__annotate__" if target.__annotate__ is not None else "__annotations__"
-        beside = (kept,) if kept == _OF_FUNCTIONS.get(name) else ()
-    return [_Replaced.read(target, one) for one in (*beside, name)]
 
 
 def _own(target: Any) -> Mapping[str, Any]:
