@@ -19,16 +19,6 @@ RIGHT = TALL[:, :4, :3]
 
 PAIRS: dict[str, tuple[Callable[[], Any], Callable[[], Any], float]] = {
     "qr": (lambda: torch.linalg.qr(torch.tensor(TALL)), lambda: tf.linalg.qr(TALL), 725),
-    "svd": (
-        lambda: torch.linalg.svd(torch.tensor(TALL), full_matrices=False),
-        lambda: tf.linalg.svd(TALL),
-        2 * (14 * 7 * 16 + 8 * 64),
-    ),
-    "eigh": (
-        lambda: torch.linalg.eigh(torch.tensor(SQUARE)),
-        lambda: tf.linalg.eigh(SQUARE),
-        2 * 9 * 64,
-    ),
     "solve": (
         lambda: torch.linalg.solve(torch.tensor(SQUARE), torch.tensor(RIGHT)),
         lambda: tf.linalg.solve(SQUARE, RIGHT),

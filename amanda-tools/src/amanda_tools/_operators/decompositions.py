@@ -2,10 +2,9 @@
 
 The counts are the terms of the highest order that Golub & Van Loan, *Matrix Computations* (4th
 edition, 2013), state for the usual algorithms: 3.2 (LU), 4.2 (Cholesky), 5.2 and 5.3 (Householder
-QR, least squares), 7.5 and 8.3 (QR algorithm for eigenvalues), 8.6 (singular values). For those of
-LAPACK they are the terms of the highest order of LAPACK Working Note 41, appendix C. They are
-rounded to multiplications with an addition each; libraries may choose other algorithms, and
-iterations converge in more or fewer steps. Numbers are counted as real ones::
+QR, least squares). For those of LAPACK they are the terms of the highest order of LAPACK Working
+Note 41, appendix C. They are rounded to multiplications with an addition each; libraries may choose
+other algorithms. Numbers are counted as real ones::
 
     COUNTS["linalg_qr"](call)
 """
@@ -43,20 +42,6 @@ def orthogonal(rows: int, columns: int, reflectors: int) -> Fraction:
     return 4 * rows * columns * k - 2 * (rows + columns) * k**2 + Fraction(4 * k**3, 3)
 
 
-def singular_values(rows: int, columns: int) -> Fraction:
-    """Without the vectors."""
-    small, large = sorted((rows, columns))
-    return 4 * large * small**2 - Fraction(4 * small**3, 3)
-
-
-def singular_vectors(rows: int, columns: int, is_full: bool) -> Fraction:
-    """With the vectors on both sides, as many as there are values, or all of them."""
-    small, large = sorted((rows, columns))
-    if is_full:
-        return Fraction(4 * large**2 * small + 8 * large * small**2 + 9 * small**3)
-    return Fraction(14 * large * small**2 + 8 * small**3)
-
-
 def _rounded(flops: Fraction | int) -> int:
     """Round to multiplications with an addition each."""
     return 2 * round(Fraction(flops) / 2)
@@ -88,30 +73,6 @@ def _old_qr(call: CallShapes, rows: int, columns: int) -> Fraction:
 
 def _householder_product(call: CallShapes, rows: int, columns: int) -> Fraction:
     return orthogonal(rows, columns, call.given[1][-1])
-
-
-def _svd(call: CallShapes, rows: int, columns: int) -> Fraction:
-    attributes = call.attributes
-    if not attributes.get("compute_uv", True):
-        return singular_values(rows, columns)
-    is_full = attributes.get("full_matrices", not attributes.get("some", True))
-    return singular_vectors(rows, columns, bool(is_full))
-
-
-def _eigh(call: CallShapes, rows: int, _: int) -> Fraction | int:
-    has_vectors = call.attributes.get("compute_v", True)
-    return 9 * rows**3 if has_vectors else Fraction(4 * rows**3, 3)
-
-
-def _eig(call: CallShapes, rows: int, _: int) -> int:
-    return (25 if call.attributes.get("compute_v", True) else 10) * rows**3
-
-
-def _pseudo_inverse(call: CallShapes, rows: int, columns: int) -> Fraction | int:
-    if call.attributes.get("hermitian"):
-        return 9 * rows**3 + 2 * rows**3
-    product = 2 * rows * columns * min(rows, columns)
-    return singular_vectors(rows, columns, is_full=False) + product
 
 
 def _solver(
@@ -169,14 +130,6 @@ COUNTS = by_name({
     _of_matrix(_old_qr): "qr",
     _of_matrix(lambda _, rows, columns: householder(rows, columns)): "geqrf",
     _of_matrix(_householder_product): "linalg_householder_product orgqr",
-    _of_matrix(_svd): "linalg_svd svd",
-    _of_matrix(lambda _, rows, columns: singular_values(rows, columns)):
-        "linalg_svdvals linalg_matrix_rank",
-    _of_matrix(_pseudo_inverse): "linalg_pinv pinverse",
-    _of_matrix(_eigh): "linalg_eigh",
-    _of_matrix(lambda _, rows, __: Fraction(4 * rows**3, 3)): "linalg_eigvalsh",
-    _of_matrix(_eig): "linalg_eig",
-    _of_matrix(lambda _, rows, __: 10 * rows**3): "linalg_eigvals",
 })  # fmt: skip
-"""Counts by canonical type. ``linalg_matrix_exp`` has none: how many products it makes depends on
-the values."""
+"""Counts by canonical type. Eigenvalues, singular values and ``linalg_matrix_exp`` have none: how
+many iterations or products they take depends on the values."""
