@@ -147,3 +147,28 @@ def test_variables_of_keras_are_inputs_of_operators(tmp_path: Path) -> None:
     assert same
     assert inputs == 3 * [["matmul", [8, 16], "Parameter"], ["add", [16], "Parameter"]]
     assert flops == 3 * 2 * 4 * 8 * 16
+
+
+NESTED = """
+import json, sys
+import amanda, keras, numpy as np
+
+inner = keras.Sequential([keras.layers.Dense(2, name="a"), keras.layers.Dense(3, name="b")])
+
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, x):
+        return self.inner(x)
+
+with amanda.apply(tool := amanda.tools.load("summary")()):
+    Net()(np.ones((4, 8), "float32"))
+print(json.dumps([row["calls"] for row in tool.modules()]))
+"""
+
+
+def test_a_layer_that_is_built_in_a_call_is_called_once() -> None:
+    """What Keras calls to build a model is no call of the program, also within one."""
+    assert json.loads(run_on_pytorch("-c", NESTED).splitlines()[-1]) == [1, 1, 1, 1]

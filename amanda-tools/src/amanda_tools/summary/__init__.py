@@ -14,7 +14,7 @@ from amanda_tools._bases.one_run import ModelFigures, run_once
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._frameworks import is_keras
 from amanda_tools.summary.graph_ops import GraphOps
-from amanda_tools.summary.keras_layers import KerasCallPatch, KerasModules
+from amanda_tools.summary.keras_layers import KerasModules
 from amanda_tools.summary.op_figures import OpFigures
 from amanda_tools.summary.options import SummaryOptions
 from amanda_tools.summary.recorder import ModuleSource, Recorder
@@ -45,7 +45,6 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         self._follows_graphs = False
         self._namespaces: set[str] = set()
         self._torch_calls: Any = None
-        self._keras_calls = KerasCallPatch(self.recorder)
         self._scopes = Scopes()
         self._weights: dict[str, dict[str, Any]] = {}
         self.depends_on(MappingTool.standard())
@@ -88,17 +87,10 @@ class SummaryTool(PrintingTool[SummaryOptions]):
             self._follows_graphs = True
             for is_exit in (False, True):
                 self.add_inst_for_module(self._graph_ops.passed, exit=is_exit)
-        self._keras_calls.open()
-
-    def exit_scope(self) -> None:
-        """Stop following the calls of modules."""
-        self._keras_calls.close()
 
     # -- analysis -------------------------------------------------------------
 
     def _analyse(self, context: OpContext) -> None:
-        # Keras may have been imported since the scope began.
-        self._keras_calls.open()
         self._namespaces.add(str(context.namespace))
         figures = OpFigures.of(context)
         if not context.runs_at_once:

@@ -1,23 +1,13 @@
-"""The layers of Keras, on any backend: their tree, and a patch that notes which are being built."""
+"""The layers of Keras, on any backend: their tree."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from amanda_tools._frameworks import is_keras, keras_layer_class
+from amanda_tools._frameworks import is_keras
 from amanda_tools._values.shapes import size_of
-from amanda_tools.summary.recorder import ModuleFact, ModuleSource, ParameterFact, Recorder
-
-
-def is_symbolic(inputs: Any) -> bool:
-    """True if an input is a ``KerasTensor``, with which Keras builds models."""
-    if isinstance(inputs, Mapping):
-        inputs = list(inputs.values())
-    if isinstance(inputs, (list, tuple)):
-        return any(is_symbolic(item) for item in inputs)
-    return type(inputs).__name__ == "KerasTensor"
+from amanda_tools.summary.recorder import ModuleFact, ModuleSource, ParameterFact
 
 
 class KerasModules(ModuleSource):
@@ -52,50 +42,3 @@ def _item_size(dtype: str) -> int:
     """Return the bytes of an element, from the number of bits in the name of its type."""
     bits = "".join(letter for letter in dtype if letter.isdigit())
     return max(int(bits) // 8, 1) if bits else 1
-
-
-class KerasCallPatch:
-    """A patch of ``Layer.__call__`` that tells a recorder which layers are being built.
-
-    A layer that is not built calls its parts to learn their shapes before it runs (Keras 3.15);
-    those calls are not recorded.
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._layer: Any = None
-        self._patch: Any = None
-        self._vanilla: Any = None
-
-    def open(self) -> None:
-        """Patch the class of layers if Keras is imported; a second call does nothing."""
-        layer = keras_layer_class()
-        if self._patch is None and layer is not None:
-            self._layer, self._vanilla = layer, layer.__call__
-            self._patch = layer.__call__ = _noting(self, self._vanilla)
-
-    def close(self) -> None:
-        """Undo the patch; under a later patch of others it stays, and only forwards calls."""
-        patch, self._patch = self._patch, None
-        if patch is not None and self._layer.__dict__.get("__call__") is patch:
-            self._layer.__call__ = self._vanilla
-
-    def called(self, layer: Any, args: Any, kwargs: Any) -> Any:
-        """Call a layer, and note it as being built, if it is not built yet, until then."""
-        if self._patch is None:
-            return self._vanilla(layer, *args, **kwargs)
-        building = self._recorder.building()
-        building.append(None if is_symbolic((args, kwargs)) else layer)
-        try:
-            return self._vanilla(layer, *args, **kwargs)
-        finally:
-            building.pop()
-
-
-def _noting(patch: KerasCallPatch, vanilla: Any) -> Any:
-    # AutoGraph converts functions by their module, and leaves those of Keras as they are.
-    @functools.wraps(vanilla)
-    def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        return patch.called(layer, args, kwargs)
-
-    return __call__

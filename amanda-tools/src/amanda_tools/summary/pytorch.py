@@ -108,11 +108,7 @@ class TorchCalls:
         if not isinstance(module, nn.Module):
             return
         if point.point is Point.MODULE_EXIT:
-            outputs = tensor_rows(point.outputs)
-            # The first layer of a program may be called to build a model before Keras' own calls
-            # are followed: the driver then reports no tensors, although a layer returns one.
-            has_computed = bool(outputs) or not is_keras(module)
-            self._recorder.leave(module, outputs, point.inputs, has_computed)
+            self._recorder.leave(module, tensor_rows(point.outputs), point.inputs)
             return
         source = self._layers if is_keras(module) else self._modules
         # Recomputation in a checkpoint repeats calls of the forward pass.

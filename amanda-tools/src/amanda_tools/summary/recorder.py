@@ -279,11 +279,10 @@ class _Frame:
 
 
 class _CallsInThread(threading.local):
-    """The running calls of modules in a thread, and those of Keras' layers."""
+    """The running calls of modules in a thread."""
 
     def __init__(self) -> None:
         self.frames: list[_Frame] = []
-        self.building: list[Any] = []
 
 
 class Recorder:
@@ -303,7 +302,7 @@ class Recorder:
         """Return a recorder of the same models for calls that any thread may report, in order."""
         other = Recorder()
         other.models, other._known, other._running = self.models, self._known, self._running
-        other._local = SimpleNamespace(frames=[], building=[])
+        other._local = SimpleNamespace(frames=[])
         return other
 
     def enter(
@@ -320,7 +319,7 @@ class Recorder:
         # A graph may be called by a module that runs eagerly.
         joined = self._running[-1] if outer is None and place and self._running else None
         path, within = ("", joined) if outer is None else (outer.path, outer.within)
-        if is_hidden or self._is_building(module):
+        if is_hidden:
             within = joined = None
         elif within is not None:
             model = within.model
@@ -341,13 +340,9 @@ class Recorder:
         self._running.append(within)
         return within, source.root_path(module)
 
-    def leave(self, module: Any, outputs: Any, inputs: Any, has_computed: bool = True) -> None:
+    def leave(self, module: Any, outputs: Any, inputs: Any) -> None:
         """Register that a module has returned, or raised if another exception is handled than at
-        its call.
-
-        Args:
-            has_computed: True if the call ran the module, instead of building a model of it.
-        """
+        its call."""
         frames = self._local.frames
         frame = self._pop(frames, module)
         if frame is None or frame.within is None:
@@ -358,7 +353,7 @@ class Recorder:
             # TensorFlow does not compute unread tensors, as in a call that is only used for a
             # shape.
             figures.outputs, figures.inputs = outputs, tensor_rows(inputs)
-        if not frames and has_returned and has_computed and not frame.is_joined:
+        if not frames and has_returned and not frame.is_joined:
             frame.within.model.complete(frame.within)
 
     def _pop(self, frames: list[_Frame], module: Any) -> _Frame | None:
@@ -374,7 +369,7 @@ class Recorder:
     def add(self, flops: int | None, size: int) -> None:
         """Add the figures of an operator that has run in this thread."""
         frames = self._local.frames
-        if frames and (within := frames[-1].within) is not None and not self._is_building():
+        if frames and (within := frames[-1].within) is not None:
             within.add(frames[-1].path, flops, size)
 
     def add_at(self, path: str, flops: int | None, size: int) -> bool:
@@ -386,19 +381,6 @@ class Recorder:
         if within is not None:
             within.add(path, flops, size)
         return within is not None
-
-    def building(self) -> list[Any]:
-        """Return the running layers of Keras in this thread, None for a call that builds a model.
-
-        While one of them is not built, calls are not part of a pass.
-        """
-        layers: list[Any] = self._local.building
-        return layers
-
-    def _is_building(self, called: Any = None) -> bool:
-        """True within the call of a layer that builds, other than the one that is `called`."""
-        layers = self.building()
-        return any(one is None or not (one is called or one.built) for one in layers)
 
     def describe(self, source: ModuleSource, module: Any) -> None:
         """Register a model that has not run."""

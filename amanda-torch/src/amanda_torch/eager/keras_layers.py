@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any
 
 from amanda_torch import _internals
@@ -26,23 +24,14 @@ def layer_name(module: Any) -> str:
     return str(module.name) if layer is not None and isinstance(module, layer) else ""
 
 
-def is_shape_inference(inputs: Any) -> bool:
-    """True if Keras calls a layer to learn the shapes of its results, before it trains.
-
-    It calls layers on symbolic tensors of its own, and within that on tensors of PyTorch (Keras
-    3.15): no forward pass of the program.
-    """
-    if not is_backend():
+def is_symbolic(module: Any, inputs: Any) -> bool:
+    """True if Keras calls a layer on tensors that only stand for others: to build a model, or to
+    learn the shapes of its results. That is no call of the program."""
+    layer = getattr(sys.modules.get("keras.layers"), "Layer", ())
+    if not isinstance(module, layer) or not is_backend():
         return False
     keras = sys.modules["keras"]
-    if any(isinstance(item, keras.KerasTensor) for item in keras.tree.flatten(inputs)):
-        return True
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_name == _internals.KERAS_INFERENCE and _is_of_keras(frame):
-            return True
-        frame = frame.f_back
-    return False
+    return any(isinstance(item, keras.KerasTensor) for item in keras.tree.flatten(inputs))
 
 
 def with_values(
@@ -61,7 +50,3 @@ def with_values(
         return args, kwargs
     tensors = [value.value if isinstance(value, variable) else value for value in given]
     return tuple(tensors[: len(args)]), dict(zip(kwargs, tensors[len(args) :], strict=True))
-
-
-def _is_of_keras(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).startswith("keras.")

@@ -19,7 +19,7 @@ from amanda.state import Lock
 from amanda_torch import _internals
 from amanda_torch.eager.fused_modules import FUSED
 from amanda_torch.eager.interceptors import LOCAL, Interceptor
-from amanda_torch.eager.keras_layers import is_shape_inference
+from amanda_torch.eager.keras_layers import is_symbolic
 from amanda_torch.eager.module_frames import Frame
 from amanda_torch.eager.op_ids import Tracker
 from amanda_torch.operators.calls import tensors_in
@@ -107,8 +107,9 @@ class ReportedCall(NamedCall):
         is_outermost = tracker.frame.phase is not None and _graph_task() == -1
         super().__enter__()
         self._frame = tracker.frame
-        if self._frame is self.parent:
-            # A wrapper that leaves no trace: the module in it is the outermost one.
+        if self._frame is self.parent or is_symbolic(self._module, self._inputs):
+            # A wrapper that leaves no trace, in which the module is the outermost one; or no call
+            # of the program.
             return self
         try:
             self._begin(is_outermost)
@@ -122,8 +123,7 @@ class ReportedCall(NamedCall):
         tracker, module = self._tracker, self._module
         # The dispatcher's answer, unless something has changed since it was asked.
         self._scopes = self._dispatcher.scopes() if tracker.stale else tracker.active
-        layer = getattr(sys.modules.get("keras.layers"), "Layer", ())
-        if is_outermost and not (isinstance(module, layer) and is_shape_inference(self._inputs)):
+        if is_outermost:
             trains = _is_grad_enabled() and getattr(module, "training", True)
             points, path = self._dispatcher.points, self._frame.path
             points.forward_begins(self._scopes, path, trains, facts=self._facts)
