@@ -158,6 +158,9 @@ def test_the_rest_of_a_cell_runs_under_tools(run: Run, shell: InteractiveShell) 
     assert [row["type"] for row in shell.user_ns["_amanda"]["count"].result()["ops"]] == ["mul"]
     twice = run("%amanda -t count\n%amanda -t trace\nran = True")
     assert "already runs under tools" in str(twice.error_in_exec)
+    # One that fails does not count.
+    assert "no driver named" in str(run("%amanda -t count --driver nosuch").error_in_exec)
+    assert run("%amanda -t count\n1").success
     assert "ran" not in shell.user_ns
 
 

@@ -85,8 +85,9 @@ class AmandaMagics:
             scope.report.facts["command"] = f"%%amanda {line}"
             if scope.report.hint:
                 messages.print_message(scope.report.hint)
-            self._cell = ToolsOfCell(self._shell, scope)
-            self._cell.begin()
+            cell_tools = ToolsOfCell(self._shell, scope)
+            cell_tools.begin()
+            self._cell = cell_tools
         except (program.ProgramError, run.UsageError, AmandaError) as error:
             raise UsageError(str(error)) from error
 
