@@ -148,6 +148,15 @@ def test_a_loop_with_a_cache_goes_on() -> None:
     assert seen == [0, 1, 1, 1, 2, 2]
 
 
+def test_an_operator_at_several_places_is_executed_once() -> None:
+    """Each place changes what the one before has left; figures count executions."""
+    tool = SteerTool(at=["0", "*0*"], value=3)
+    with amanda.apply(tool):
+        np.testing.assert_array_equal(doubled("torch"), 2 * X + 3 + 3)
+    [row] = tool.op_rows()
+    assert (row["executions"], row["changed"]) == (1, 1)
+
+
 def test_labels_are_no_positions() -> None:
     """Also where they rise by one at their end."""
     model, ids = language_model("llama"), torch.tensor([[3, 9, 30, 31]])

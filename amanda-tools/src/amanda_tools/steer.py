@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -105,16 +106,20 @@ class SteerTool(PrintingTool[SteerOptions]):
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
         names = [op.id, op.module] if context["weight_index"] is not None else [op.id]
-        places = self._values.keys() & {op.id} if self._recorded else self._values
-        for place in places if op.phase == "forward" else ():
-            if _is_at(place, *names):
-                self._ops[op.id] = op
-                self._unmet.pop(place, None)
-                context.insert_after_op(self._steer, op=op.id, place=place)
-            elif place in self._unmet and fnmatchcase(op.module, place):
+        if op.phase != "forward":
+            return
+        known = self._values.keys() & {op.id} if self._recorded else self._values
+        places = [place for place in known if _is_at(place, *names)]
+        for place in places:
+            self._unmet.pop(place, None)
+        for place in self._unmet:
+            if fnmatchcase(op.module, place):
                 self._unmet[place] = f"it runs {op.id}, to be named by its id"
+        if places:
+            self._ops[op.id] = op
+            context.insert_after_op(self._steer, op=op.id, places=places)
 
-    def _steer(self, *outputs: Any, op: str, place: str) -> Any:
+    def _steer(self, *outputs: Any, op: str, places: Sequence[str]) -> Any:
         """Change the first output of an operator, or all that are recorded; a routine."""
         given = enumerate(outputs if self._recorded else outputs[:1])
         floating = [i for i, t in given if t is not None and reader_of(t).is_floating(t)]
@@ -124,9 +129,11 @@ class SteerTool(PrintingTool[SteerOptions]):
         if not _is_in(np.asarray(self.steps), self._in_steps):
             return None
         new: list[Any] = [None] * len(outputs)
-        for i in floating:
+        for i, place in itertools.product(floating, places):
             value = self._read(op, i) if self._recorded else self._values[place]
-            new[i] = self._changed(outputs[i], value, op, place)
+            output = outputs[i] if new[i] is None else new[i]
+            changed = self._changed(output, value, op, place)
+            new[i] = new[i] if changed is None else changed
         self._counts["changed"][op] += any(output is not None for output in new)
         return new
 
