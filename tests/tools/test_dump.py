@@ -6,6 +6,7 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.numpy
 import safetensors.torch
@@ -15,7 +16,7 @@ from torch import nn
 
 import amanda
 from amanda.testing import loopback as lb
-from amanda_tools._values.tensor_files import read_tensor
+from amanda_tools._values.tensor_files import read_tensor, write_tensors
 from amanda_tools.dump import DumpTool
 from tests.running import applied, run_python
 
@@ -88,6 +89,24 @@ def test_what_the_format_lacks_is_counted() -> None:
     out = io.StringIO()
     tool.print_summary(out)
     assert "1 tensors were not taken" in out.getvalue()
+
+
+def test_executions_are_counted_over_all_scopes(tmp_path: Path) -> None:
+    """A tensor of a second scope, or of a run without the cache, has a step of its own."""
+    tool = DumpTool()
+    for _ in range(2):
+        applied(tool, lambda: torch.ones(2))
+    with amanda.cache_disabled():
+        applied(tool, lambda: torch.ones(2))
+    assert [step for *_, step in read(tool, tmp_path)] == [0, 1, 2]
+    assert tool.summary()["not_taken"] == 0
+
+
+def test_a_file_that_is_written_again_is_read_anew(tmp_path: Path) -> None:
+    """Files are kept open, and not those that another run has replaced."""
+    for value in (1.0, 2.0):
+        write_tensors(tmp_path / "x", {"a": np.float32([value])})
+        assert read_tensor(tmp_path / "x", "a") == value
 
 
 def test_tensors_of_optimizers_are_left_out() -> None:

@@ -7,6 +7,7 @@ override :meth:`~WatchingTool.examine` for figures of its own, or :meth:`~Watchi
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -132,6 +133,8 @@ class WatchingTool(PrintingTool[OptionsT]):
         watched: the tensors by :attr:`WatchedTensor.key`, in the order in which they came.
         series: figures of single executions, up to the option ``limit``.
         routines: number of routines inserted so far.
+        executions: by operator id, kind and name of tensors the executions so far, in all scopes
+            and in all copies of a graph.
         not_looked_at: tensors whose numbers were not read.
         zeros_only: of all moments, see :class:`Moments`.
         by_parameter: whether a parameter is looked at once, however many operators read it, and its
@@ -146,6 +149,7 @@ class WatchingTool(PrintingTool[OptionsT]):
         self.watched: dict[str, WatchedTensor] = {}
         self.series: list[Sample] = []
         self.routines = 0
+        self.executions = collections.Counter[tuple[str, str, str]]()
         self._known = KnownMoments(zeros_only=self.zeros_only)
         # The first model; by key of a parameter the operator that read it first in the last step.
         self._model = ""
@@ -411,7 +415,9 @@ class WatchingRoutine:
 
     def run(self, *tensors: Any) -> None:
         """Instrumentation routine."""
-        self.step += 1
+        executions, place = self._tool.executions, (self.op.id, self.kind, self._name)
+        self.step = executions[place]
+        executions[place] += 1
         if self.step % self._tool.options.every == 0:
             self._tool.observe(self, tensors)
 

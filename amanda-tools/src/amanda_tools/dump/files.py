@@ -99,8 +99,7 @@ class TensorFiles:
         # The format's writers take tensors of one framework: the first tensor decides for its file.
         if any(type(first) is not type(stored) for first in self._waiting.values()):
             self.write_waiting()
-        # Counters of executions, which are part of a key, restart in a second scope.
-        if self.problem or key in self._waiting:
+        if self.problem:
             return False
         shape = [int(size) for size in stored.shape]
         self.bytes += stored.nbytes
