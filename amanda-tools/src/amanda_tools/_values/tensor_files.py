@@ -159,21 +159,27 @@ def read_tensor(path: Path, key: str) -> Array:
     """
     library, key = importlib.import_module("safetensors"), stored_name(key)
     try:
-        file = _open(path, "np")
+        stat = path.stat()
+        changed = stat.st_ino, stat.st_mtime_ns
+        file = _open(path, "np", changed)
         kind = file.get_slice(key).get_dtype()
         if kind not in _SMALL:
             return np.asarray(file.get_tensor(key))
         # Through PyTorch if it is loaded anyway, or where nothing else knows the type.
         if "torch" in sys.modules or not _has_small_types():
-            return np.asarray(_open(path, "pt").get_tensor(key).float().numpy())
+            return np.asarray(_open(path, "pt", changed).get_tensor(key).float().numpy())
         return _read_small(path, key, _SMALL[kind])
     except (library.SafetensorError, OSError, ValueError) as error:
         raise FileError(f"{key} cannot be read from {path}: {error}") from error
 
 
 @functools.lru_cache(maxsize=8)
-def _open(path: Path, framework: str) -> Any:
-    """Return an open file, of which the last eight are kept open."""
+def _open(path: Path, framework: str, changed: tuple[int, int]) -> Any:
+    """Return an open file, of which the last eight are kept open.
+
+    Args:
+        changed: inode and time of change: a later run may have replaced the file.
+    """
     return _open_file(path, framework)
 
 
