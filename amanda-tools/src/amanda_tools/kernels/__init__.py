@@ -78,11 +78,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
     # -- life cycle -------------------------------------------------------
 
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
-        """Start the profilers of the drivers' frameworks.
-
-        Raises:
-            CapabilityError: the profiler is in use.
-        """
+        """Start the profilers of the drivers' frameworks."""
         super().enter_scope(drivers)
         for framework in dict.fromkeys(driver.namespace.tags[0] for driver in drivers):
             # A framework with several drivers (eager, session) has one profiler.

@@ -36,11 +36,7 @@ class ProfilerRecorder(abc.ABC):
 
     @abc.abstractmethod
     def start(self) -> None:
-        """Start the profiler.
-
-        Raises:
-            CapabilityError: the profiler runs already.
-        """
+        """Start the profiler; where the program uses it, :attr:`problem` says so."""
 
     @abc.abstractmethod
     def stop(self) -> ProfilerRecording:
