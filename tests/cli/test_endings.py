@@ -82,13 +82,16 @@ def _hangups_end() -> Iterator[None]:
 def test_results_are_kept_and_the_status_is_the_program_s(
     ending: str, python: Command, amanda: Command, script: Script, tmp_path: Path
 ) -> None:
-    """However the program ends, with operators and with tables that are printed."""
+    """However the program ends, with operators and with tables that are printed; no temporary file
+    is left."""
     text, status = ENDINGS[ending]
     path = str(script(OPERATORS + text))
     assert python(path).returncode == status
-    run = amanda("run", "-t", "count", "-o", "out", path)
+    (tmp_path / "tmp").mkdir()
+    run = amanda("run", "-t", "count,dump", "-o", "out", path, TMPDIR=str(tmp_path / "tmp"))
     assert run.returncode == status
     assert (tmp_path / "out" / "count.json").exists()
+    assert not list((tmp_path / "tmp").iterdir())
     if ending != "no standard output":
         assert run.stdout.startswith("program\ncount: 1 forward execution")
         assert run.stdout.splitlines()[-1].startswith(("amanda: 1 op,", "amanda: 1 op;"))

@@ -11,7 +11,10 @@ import json
 import math
 import os
 import secrets
+import shutil
 import stat
+import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -24,6 +27,42 @@ _CLOSED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 LARGEST_TEXT = 4_000_000_000
 """Bytes of a text file that is read; more is refused before anything of it is in memory."""
+
+
+class TemporaryFolder:
+    """A folder that is removed with this object or when the process ends, unless it is killed.
+
+    A forked child does not remove it.
+
+    Args:
+        use: a part of its name, ``amanda-<use>-*``.
+
+    Attributes:
+        path: path of the folder.
+        remove: removes the folder; harmless when called twice.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, use: str) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=f"amanda-{use}-"))
+        self.remove = weakref.finalize(self, _remove_folder, self.path, os.getpid())
+        _FOLDERS.add(self)
+
+
+_FOLDERS = weakref.WeakSet[TemporaryFolder]()
+
+
+def remove_temporary_folders() -> None:
+    """Remove all temporary folders; called when a run has written its results."""
+    for folder in list(_FOLDERS):
+        folder.remove()
+
+
+def _remove_folder(folder: Path, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_json(path: Path, data: Any) -> None:

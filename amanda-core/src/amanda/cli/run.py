@@ -32,6 +32,7 @@ from amanda.cli.messages import (
 )
 from amanda.cli.results import NamedTool, Rank, Report
 from amanda.errors import AmandaError, FileError, UnknownNameError
+from amanda.files import remove_temporary_folders
 from amanda.interface.tool import StopRun, Tool
 from amanda.registry import drivers, plugins
 from amanda.registry.plugins import BROKEN
@@ -608,6 +609,8 @@ class Run:
         except KeyboardInterrupt:
             complain("interrupted while the results were written; those that are missing are lost")
             self._terminated = signal.SIGINT
+        # Exit functions may not run.
+        remove_temporary_folders()
         endings.restore_signals(self._terminate)
         if self._terminated:
             endings.by_signal(self._terminated)

@@ -16,16 +16,15 @@ use the profiler, our session ends, and ``recording.problem`` says so.
 from __future__ import annotations
 
 import functools
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import attrs
 import tensorflow as tf
 
+from amanda.files import TemporaryFolder
 from amanda.state import Lock
 from amanda_tools._internals.tensorflow import ProfilerSession, ProfilerUses
 from amanda_tools._timelines.activities import ProfilerRecording
@@ -48,20 +47,20 @@ class ProfilerSegment:
         holders: number of recordings that have not read it yet.
     """
 
-    folder: tempfile.TemporaryDirectory[str]
+    folder: TemporaryFolder
     began: int
     holders: int = 0
 
     def planes(self) -> Iterator[Any]:
         """Read the planes that the profiler has written."""
-        files = sorted(Path(self.folder.name).rglob("*.xplane.pb"))
+        files = sorted(self.folder.path.rglob("*.xplane.pb"))
         return planes_in(file.read_bytes() for file in files)
 
     def release(self) -> None:
         """Drop one holder; remove the files after the last one."""
         self.holders -= 1
         if self.holders <= 0:
-            self.folder.cleanup()
+            self.folder.remove()
 
 
 class ProfilerUse:
@@ -181,7 +180,7 @@ class _SharedProfiler:
             self._failed(_IN_USE)
             return
         try:
-            folder = tempfile.TemporaryDirectory(prefix="amanda-kernels-")
+            folder = TemporaryFolder("kernels")
         except OSError as error:
             # The program runs all the same.
             self._failed(f"there is no place for its temporary files: {error}")
@@ -191,11 +190,11 @@ class _SharedProfiler:
         # Not by the public functions, in whose variable the program's own use is.
         self._session = ProfilerSession()
         try:
-            self._session.start(folder.name, options._asdict())
+            self._session.start(str(folder.path), options._asdict())
         except tf.errors.AlreadyExistsError:
             # In use since before the tools began.
             self._session = None
-            folder.cleanup()
+            folder.remove()
             self._failed(_IN_USE)
             return
         self.segment = ProfilerSegment(folder, began)

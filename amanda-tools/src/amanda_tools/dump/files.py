@@ -12,18 +12,15 @@ results is known only when the run ends.
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
-import tempfile
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from amanda.files import new_beside, write_json
+from amanda.files import TemporaryFolder, new_beside, write_json
 from amanda_tools._values.tensor_files import RECORDING, read_tensor, write_tensors
 from amanda_tools._values.tensors import Array
 
@@ -84,7 +81,7 @@ class TensorFiles:
         self._stem = stem
         self._shard = shard
         self._waiting: dict[str, Any] = {}
-        self._folder: Path | None = None
+        self._folder: TemporaryFolder | None = None
         self._files = 0
         self._id = secrets.token_hex(8)
 
@@ -115,13 +112,12 @@ class TensorFiles:
         if not self._waiting:
             return
         try:
-            if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="amanda-dump-"))
-                weakref.finalize(self, _remove, self._folder, os.getpid())
-            path = _path(self._folder, self._stem, self._files)
+            self._folder = self._folder or TemporaryFolder("dump")
+            folder = self._folder.path
+            path = _path(folder, self._stem, self._files)
             write_tensors(path, self._waiting, {RECORDING: self._id})
             # With an index: nothing else is left of a process that is killed.
-            self._write_index(self._folder, self._stem)
+            self._write_index(folder, self._stem)
             self._files += 1
         except OSError as error:
             self.problem = f"temporary files cannot be written: {error}"
@@ -143,7 +139,7 @@ class TensorFiles:
         """Return the values of a recorded tensor; types that NumPy lacks as float32."""
         self.write_waiting()
         assert self._folder is not None
-        return read_tensor(_path(self._folder, self._stem, entry.file), entry.key)
+        return read_tensor(_path(self._folder.path, self._stem, entry.file), entry.key)
 
     def copy_to(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>-00000.safetensors``, ... and ``<stem>.index.json``; return their paths.
@@ -159,7 +155,7 @@ class TensorFiles:
                 path = _path(folder, stem, number)
                 # Copied, not moved: results may be written again.
                 with new_beside(path) as partial:
-                    shutil.copyfile(_path(self._folder, self._stem, number), partial)
+                    shutil.copyfile(_path(self._folder.path, self._stem, number), partial)
                 written.append(path)
             return [*written, self._write_index(folder, stem)]
         except OSError:
@@ -172,9 +168,3 @@ class TensorFiles:
 def _path(folder: Path, stem: str, number: int) -> Path:
     """Return the path of a file of tensors."""
     return folder / f"{stem}-{number:05}.safetensors"
-
-
-def _remove(folder: Path, process: int) -> None:
-    """Remove the temporary folder, unless this is a forked child of the process that made it."""
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
