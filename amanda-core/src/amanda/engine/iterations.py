@@ -135,9 +135,9 @@ class Iterations:
         """
         is_functional = not self._has_modules
         self._has_failed = False
+        self._running += 1
         self._begun(emit, contiguous=is_functional, begin=self.end if is_functional else 0.0)
         self._backwards += not continues
-        self._running += 1
         self._is_training = self._has_gradients = True
 
     def backward_ends(self, emit: Emit, continues: bool = False, failed: bool = False) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -147,9 +147,12 @@ class Points:
             facts: ``outputs`` of the point, of a run of a graph ``target`` and ``inputs``, as far
                 as they are known.
         """
-        for scope in told:
+
+        def end(scope: LiveScope) -> None:
             if scope.iterations.forward_ends(failed):
                 self._tell(scope, Point.FORWARD_END, id=model, **facts)
+
+        _for_each(told, end)
 
     def backward_begins(self, continues: bool = False) -> Scopes:
         """A backward pass begins; returns the scopes to notify at its end.
@@ -158,18 +161,31 @@ class Points:
             continues: the forward pass goes on after it: it ends no iteration.
         """
         scopes: Scopes = self._dispatcher.scopes()
-        for scope in scopes:
-            tell = self._teller(scope)
-            scope.iterations.backward_begins(tell, continues)
-            tell(Point.BACKWARD_BEGIN)
+        begun = 0
+        try:
+            for scope in scopes:
+                begun += 1
+                tell = self._teller(scope)
+                scope.iterations.backward_begins(tell, continues)
+                tell(Point.BACKWARD_BEGIN)
+        except BaseException:
+            # The pass is not run, since a tool has raised where it begins.
+            for scope in scopes[:begun]:
+                scope.iterations.backward_ends(partial(self._tell, scope), failed=True)
+            raise
         return scopes
 
     def backward_ends(self, told: Scopes, continues: bool = False, failed: bool = False) -> None:
         """A backward pass has ended, or raised."""
-        for scope in told:
+
+        def end(scope: LiveScope) -> None:
             tell = partial(self._tell, scope)
-            tell(Point.BACKWARD_END)
-            scope.iterations.backward_ends(tell, continues, failed)
+            try:
+                tell(Point.BACKWARD_END)
+            finally:
+                scope.iterations.backward_ends(tell, continues, failed)
+
+        _for_each(told, end)
 
     def optimizer_begins(self) -> Scopes:
         """An optimizer begins a step; returns the scopes to notify at its end."""
@@ -181,10 +197,13 @@ class Points:
 
     def optimizer_ends(self, told: Scopes, has_stepped: bool = True) -> None:
         """An optimizer has stepped, or raised."""
-        for scope in told:
+
+        def end(scope: LiveScope) -> None:
             scope.iterations.optimizing = False
             if has_stepped:
                 scope.iterations.optimizer_ends(partial(self._tell, scope))
+
+        _for_each(told, end)
 
     def call_optimizer(
         self, step: Callable[[], Any], steps: Callable[[], int | None] = lambda: None
@@ -253,6 +272,13 @@ class Points:
             except BaseException as error:
                 _note(error, tool, routine, point, context.id)
                 raise
+
+
+def _for_each(scopes: Scopes, function: Callable[[LiveScope], None]) -> None:
+    """Call a function with each scope, also where a tool of an earlier one has raised."""
+    with ExitStack() as calls:
+        for scope in reversed(scopes):
+            calls.callback(function, scope)
 
 
 def _note(

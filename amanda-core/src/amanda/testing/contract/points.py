@@ -134,6 +134,29 @@ class PointTests(ContractTests):
         kinds = [c.point for c in tool.of(Point.FORWARD_BEGIN, Point.FORWARD_END)]
         assert kinds == [Point.FORWARD_BEGIN, Point.FORWARD_END] * 2
 
+    @requires(Capability.BACKWARD)
+    @pytest.mark.parametrize("end", [False, True])
+    def test_iterations_go_on_after_a_routine_at_a_backward_pass_has_raised(
+        self, end: bool
+    ) -> None:
+        """Also those of other scopes."""
+        self.needs_separate_backward()
+        tool, failing, calls = Passed(), Tool(), []
+
+        def fail(point: PointContext) -> None:
+            calls.append(point)
+            if len(calls) == 1:
+                raise ValueError("on purpose")
+
+        failing.add_inst_for_pass(fail, backward=True, end=end)
+        with self.apply(failing), self.apply(tool):
+            with pytest.raises(ValueError, match="on purpose"):
+                self.program.train()
+            tool.points.clear()
+            for _ in range(2):
+                self.program.train()
+        assert len(tool.of(Point.ITERATION_END)) == 2
+
     @requires(Capability.MODULES)
     def test_iterations_are_numbered(self) -> None:
         """In inference each call of the outermost module is an iteration; their numbers ascend."""
