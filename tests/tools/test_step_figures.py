@@ -73,6 +73,15 @@ def test_figures_are_asked_for_once_in_a_step() -> None:
     )
 
 
+def test_steps_are_counted_over_all_scopes() -> None:
+    """Those of a second scope go on, and are none that begin after evaluations."""
+    tool = CountTool()
+    for _ in range(2):
+        applied(tool, functools.partial(models.train, lambda: eager("bert"), 2))
+    assert tool.result()["summary"]["steps"] == len(tool.figures_of_steps()) == 4
+    assert not tool.trains_late
+
+
 def test_what_runs_between_steps_belongs_to_none() -> None:
     """Operators between the end of a step and the next one are in the figures of no step."""
     tool, model = Asked(), nn.Linear(4, 4)

@@ -128,6 +128,8 @@ class ReportingTool(Tool, Generic[OptionsT]):
         self.trains_late = False
         self._statistics: dict[int, Any] = {}
         self._has_gradients = False
+        # Of earlier scopes: each scope numbers its iterations from 0.
+        self._earlier_steps = 0
         self._step_figures = StepFigures()
         self._noted_figures: Mapping[str, float] = {}
         self._noted_counts: _Counts = {}
@@ -137,7 +139,10 @@ class ReportingTool(Tool, Generic[OptionsT]):
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
         """Keep the statistics of the scope, for what is not seen in it."""
         live = [scope for scope in LIVE_SCOPES if any(tool is self for tool in scope.tools)]
-        self._statistics.update({id(scope.statistics): scope.statistics for scope in live})
+        found = {id(scope.statistics): scope.statistics for scope in live}
+        if not found.keys() <= self._statistics.keys():
+            self._earlier_steps = self.steps
+        self._statistics.update(found)
 
     def not_seen(self) -> dict[str, int]:
         """The executions that were not seen by reason; 0 for an unknown number."""
@@ -172,24 +177,24 @@ class ReportingTool(Tool, Generic[OptionsT]):
         # Nothing has run since the end of a step that this one follows.
         if not point.follows:
             self._read_figures()
-        if not (point.iteration or self.trains_late) and self.steps:
+        if not (point.iteration or self.trains_late) and self.steps > self._earlier_steps:
             # Training begins after evaluations, whose shapes and batches are other ones.
             self.trains_late = True
             if self.shows_training and point.runs_at_once:
                 self.reanalyse()
-        self._step_figures.begin(
-            point.iteration, self._noted_figures, self._noted_counts, point.begin
-        )
+        number = self._earlier_steps + point.iteration
+        self._step_figures.begin(number, self._noted_figures, self._noted_counts, point.begin)
 
     def _end_step(self, point: PointContext) -> None:
+        number = self._earlier_steps + point.iteration
         if self.steps_overlap:
             self._step_figures = StepFigures()
-            self._step_figures.count = point.iteration + 1
+            self._step_figures.count = number + 1
             return
         self._read_figures()
         momentary = self.momentary_figures()
         self._step_figures.end(
-            point.iteration, self._noted_figures, momentary, self._noted_counts, point.end
+            number, self._noted_figures, momentary, self._noted_counts, point.end
         )
 
     def shows(self, context: OpContext) -> bool:
