@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -117,8 +119,9 @@ def test_threads_that_train_have_steps_without_figures() -> None:
         model = nn.Linear(4, 3)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for _ in range(2):
+            result = model(torch.rand(5, 4))
             both.wait()
-            model(torch.rand(5, 4)).sum().backward()
+            result.sum().backward()
             optimizer.step()
 
     with amanda.apply(tool := FlopsTool()) as scope:
@@ -127,6 +130,33 @@ def test_threads_that_train_have_steps_without_figures() -> None:
     summary = tool.result()["summary"]
     assert [summary[k] for k in ("steps", "per_step", "flops_recomputed")] == [None, {}, None]
     assert summary["flops"] == 4 * 2 * 5 * 12
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["the model", "a copy"])
+def test_threads_in_turn_have_steps_with_figures(copies: bool) -> None:
+    """An evaluation in a thread that waits for it, or an epoch in a thread of its own, overlaps
+    with no step, also if the thread goes on to wait for the next one."""
+    model = nn.Linear(4, 3)
+    evaluated = copy.deepcopy(model).eval() if copies else model
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def epoch() -> None:
+        for _ in range(2):
+            model(torch.rand(5, 4)).sum().backward()
+            optimizer.step()
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            evaluated(torch.rand(50, 4))
+
+    with ThreadPoolExecutor(1) as pool, amanda.apply(tool := FlopsTool()) as scope:
+        for _ in range(2):
+            in_threads(epoch)
+            pool.submit(evaluate).result()
+            epoch()
+            in_threads(evaluate)
+    assert " in 8 steps" in last_line(scope.statistics, 1)
+    assert [step["flops"] for step in tool.figures_of_steps().values()] == [2 * 5 * 12] * 8
 
 
 def test_a_step_that_optimizers_make_in_hooks_has_the_whole_backward_pass() -> None:

@@ -38,7 +38,7 @@ _ALL_SEEN = ", all seen as far as is known"
 
 
 def _steps(statistics: Statistics) -> str:
-    bound = "at least " if len(statistics.threads) > 1 else ""
+    bound = "at least " if statistics.overlaps else ""
     return f" in {bound}{plural(statistics.steps, 'step')}" if statistics.steps else ""
 
 

@@ -12,6 +12,7 @@ backward pass goes on with it.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -49,6 +50,7 @@ class Iterations:
         self._first_ambiguous: int | None = None
         self._evaluated = 0
         self._called: dict[str, bool] = {}
+        self._threads: set[threading.Thread] = set()
         self._has_modules = False
         self._will_step: bool | None = None
 
@@ -112,6 +114,9 @@ class Iterations:
         # An optimizer may call the model itself, several times in a step.
         if not self._is_open or self.forwards or (self.optimizing and self._is_training):
             return False
+        if self._has_gradients and not self._is_training and self._is_elsewhere():
+            # An evaluation in another thread has ended: it is no part of a step.
+            return True
         if self._backwards:
             return not self._steps(will_step)
         if differentiates and self._called and not self._is_training:
@@ -120,6 +125,18 @@ class Iterations:
         if model not in self._called:
             return False
         return not (self._called[model] and self._steps(will_step))
+
+    def _is_elsewhere(self) -> bool:
+        """True if the passes of this iteration so far were in other threads."""
+        return bool(self._threads) and threading.current_thread() not in self._threads
+
+    def is_shared(self) -> bool:
+        """True if another thread, which has not ended, has had passes in this iteration.
+
+        Called where a pass has begun in the current thread.
+        """
+        self._threads.add(threading.current_thread())
+        return sum(thread.is_alive() for thread in self._threads) > 1
 
     def _steps(self, will_step: Callable[[], bool]) -> bool:
         """True if an optimizer has stepped, or is to."""
@@ -198,7 +215,7 @@ class Iterations:
         self._seen_this_step = True
         if self._is_open:
             return
-        self._is_open = True
+        self._is_open, self._threads = True, set()
         self.contiguous = contiguous
         self.begin = begin or time.perf_counter()
         emit(Point.ITERATION_BEGIN)

@@ -13,7 +13,6 @@ rare and are always reported.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
@@ -124,10 +123,11 @@ class Points:
         try:
             for scope in scopes:
                 begun += 1
-                tell = self._teller(scope)
+                tell = partial(self._tell, scope)
                 begins = scope.iterations.forward_begins(
                     model, trains, tell, differentiates, partial(self._will_step, facts)
                 )
+                self._note_thread(scope)
                 if begins and scope.routines_at(Point.FORWARD_BEGIN):
                     tell(Point.FORWARD_BEGIN, id=model, **facts())
         except BaseException:
@@ -165,8 +165,9 @@ class Points:
         try:
             for scope in scopes:
                 begun += 1
-                tell = self._teller(scope)
+                tell = partial(self._tell, scope)
                 scope.iterations.backward_begins(tell, continues)
+                self._note_thread(scope)
                 tell(Point.BACKWARD_BEGIN)
         except BaseException:
             # The pass is not run, since a tool has raised where it begins.
@@ -232,11 +233,10 @@ class Points:
         """A scope is about to end."""
         scope.iterations.finish(partial(self._tell, scope))
 
-    def _teller(self, scope: LiveScope) -> Callable[..., None]:
-        """What tells of points where a pass begins in this thread."""
-        if self._dispatcher.driver.runs_at_once:
-            scope.statistics.threads.add(threading.get_ident())
-        return partial(self._tell, scope)
+    def _note_thread(self, scope: LiveScope) -> None:
+        """A pass has begun in this thread; those of a graph begin in threads of its runtime."""
+        if self._dispatcher.driver.runs_at_once and scope.iterations.is_shared():
+            scope.statistics.overlaps = True
 
     def _tell(self, scope: LiveScope, point: Point, **facts: Any) -> None:
         """Run the routines of a scope's tools at one point."""

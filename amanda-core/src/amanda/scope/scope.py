@@ -58,8 +58,7 @@ class Statistics:
         tool_seconds: wall time spent in analysis and instrumentation routines, without that of
             counters and timers which a driver runs itself.
         steps: iterations that have ended, where a tool has a routine at a derived point.
-        threads: those in which passes have begun; of several `steps` is a lower bound, for their
-            iterations may overlap.
+        overlaps: True if passes of several threads were in one iteration: `steps` is a lower bound.
         compiled: how code ran that the program has compiled, where a driver has a choice: a name
             for each part of it, and the way, such as "eagerly (another mode is on)".
     """
@@ -70,7 +69,7 @@ class Statistics:
     not_seen: collections.Counter[str] = attrs.field(factory=collections.Counter)
     tool_seconds: float = 0.0
     steps: int = 0
-    threads: set[int] = attrs.field(factory=set)
+    overlaps: bool = False
     compiled: dict[str, str] = attrs.field(factory=dict)
 
     def count_not_seen(self, reason: str, count: int = 1) -> None:

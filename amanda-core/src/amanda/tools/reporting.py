@@ -170,8 +170,8 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
     @property
     def steps_overlap(self) -> bool:
-        """True if passes have begun in several threads: their steps have no figures."""
-        return any(len(of.threads) > 1 for of in self._statistics.values())
+        """True if steps of several threads have overlapped: steps have no figures."""
+        return any(of.overlaps for of in self._statistics.values())
 
     def _begin_step(self, point: PointContext) -> None:
         # Nothing has run since the end of a step that this one follows.
