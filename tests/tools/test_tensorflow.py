@@ -98,6 +98,13 @@ def test_nan_looks_at_the_outputs_of_a_model(keeps: bool) -> None:
     assert (first["type"], first["fate"]) == ("log", "reached" if keeps else "masked")
 
 
+def test_of_what_is_no_number_texts_are_counted() -> None:
+    """As not taken, by type; the handle of a variable has no values."""
+    texts = tf.constant(["a", "b"])
+    summary = applied(DumpTool(), lambda: (tf.Variable(2.0), tf.strings.upper(texts))).summary()
+    assert (summary["not_taken"], summary["not_looked_at"]) == (1, {"string": 1})
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "float8_e4m3fn"])
 def test_dumps_keep_their_bits(dtype: str) -> None:
     """Also of types that numpy lacks, which are read as float32."""

@@ -17,7 +17,7 @@ from amanda_tools._bases.phases import other_phases
 from amanda_tools._bases.watching import WatchingOptions, WatchingRoutine, WatchingTool, check_kinds
 from amanda_tools._output.units import format_short
 from amanda_tools._values.recordings import Recording
-from amanda_tools._values.shapes import byte_size
+from amanda_tools._values.shapes import HANDLES, byte_size
 from amanda_tools._values.tensor_files import WRITABLE
 from amanda_tools._values.tensors import Array, reader_of
 from amanda_tools.dump.files import Entry, TensorFiles
@@ -68,7 +68,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         self.needs_folder = True
         self.files = TensorFiles(self.name, self.options.shard)
         self.described: dict[str, OpDescription] = {}
-        self._refused = 0
+        self._beyond = 0
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -79,7 +79,7 @@ class DumpTool(WatchingTool[DumpOptions]):
     def dropped(self) -> int:
         """Number of tensors not recorded: beyond the limits, lost, or of a type that the format
         lacks."""
-        return self._refused + self.files.lost
+        return self._beyond + self.files.lost + sum(self.not_looked_at.by_kind().values())
 
     def has_activations(self, op: OpDescription) -> bool:
         """True: recordings are compared by all values that a program computes."""
@@ -102,13 +102,17 @@ class DumpTool(WatchingTool[DumpOptions]):
         reader, op, files = reader_of(tensor), routine.op, self.files
         dtype = reader.dtype(tensor)
         is_writable = dtype in WRITABLE and reader.is_readable(tensor)
-        self.not_looked_at.note(tensor, unless=is_writable)
+        if not is_writable:
+            # A handle, as of a variable, has no values.
+            self.not_looked_at.note(tensor, dtype, unless=dtype in HANDLES)
+            return
         remaining = self.options.bytes - files.bytes
         # Tensors that are too large are not copied.
         is_small = (byte_size(tensor) or 0) <= remaining and len(files.entries) < self.options.limit
-        stored = reader.storable(tensor) if is_writable and is_small and not files.problem else None
-        is_taken = stored is not None and stored.nbytes <= remaining
-        if is_taken and files.add(
+        stored = reader.storable(tensor) if is_small and not files.problem else None
+        if not files.problem and (stored is None or stored.nbytes > remaining):
+            self._beyond += 1
+        elif files.add(
             stored,
             key=f"{op.id} {name} {routine.step}",
             row={**op.identity(), "phase": op.phase, "parameter": parameter},
@@ -119,8 +123,6 @@ class DumpTool(WatchingTool[DumpOptions]):
             order=routine.order,
         ):
             self.described[op.id] = op
-        else:
-            self._refused += 1
 
     # -- result -----------------------------------------------------------
 
@@ -148,7 +150,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         }
 
     def tables(self) -> Iterable[Table]:
-        """Recorded tensors by kind; the limits if tensors were not recorded."""
+        """Recorded tensors by kind, and why others were not."""
         found = self.summary()
         size = format_short(found["bytes"], "B")
         title = f"{self.name}: {found['tensors']} tensors recorded, {size}"
@@ -158,8 +160,8 @@ class DumpTool(WatchingTool[DumpOptions]):
         if len(taken) < len(self.entries):
             rows = [{**entry.row, "tensors": 1} for entry in self.entries]
             yield from other_phases(self.name, rows, self.options, ("tensors",))
-        if found["not_taken"]:
-            title = f"{self.name}: {found['not_taken']} tensors were not taken"
+        if self._beyond:
+            title = f"{self.name}: {self._beyond} tensors beyond a limit were not taken"
             limits = [(name, getattr(self.options, name)) for name in ("limit", "bytes")]
             yield Table(title, ("limit", "value"), limits)
         if self.files.problem:

@@ -86,7 +86,7 @@ class TensorFiles:
         self._id = secrets.token_hex(8)
 
     def add(self, stored: Any, key: str, **about: Any) -> bool:
-        """Record a tensor; return False if it cannot be.
+        """Record a tensor; return False if it is lost.
 
         Args:
             stored: its values, as the readers' ``storable()`` gives them.
@@ -97,6 +97,7 @@ class TensorFiles:
         if any(type(first) is not type(stored) for first in self._waiting.values()):
             self.write_waiting()
         if self.problem:
+            self.lost += 1
             return False
         shape = [int(size) for size in stored.shape]
         self.bytes += stored.nbytes
