@@ -130,6 +130,24 @@ def test_a_tool_may_end_the_program(
     assert "<dd>stopped: it is enough</dd>" in (tmp_path / "out/report.html").read_text()
 
 
+@pytest.mark.parametrize("at", ["analysis", "routine"])
+def test_a_tool_may_end_the_program_in_a_thread(
+    at: str, amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """The thread ends at once, the other threads at their next operator."""
+    only = "if threading.current_thread() is not threading.main_thread():\n        raise"
+    script("import threading\n" + STOPS.replace("raise", only), "stops.py")
+    program = (
+        "import threading\nimport minigrad as mg\na = mg.MiniTensor(2)\n"
+        "thread = threading.Thread(target=mg.mul, args=(a, a))\nthread.start()\nthread.join()\n"
+        "print('goes on')\ntry:\n    mg.mul(a, a)\nfinally:\n    print('cleaned')\nprint('lost')\n"
+    )
+    run = amanda("run", "-t", f"count,stops.py:StopTool:at={at}", str(script(program)))
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith("goes on\ncleaned\ncount: ")
+    assert run.stdout.splitlines()[-1].startswith("amanda: stopped: it is enough; ")
+
+
 def test_a_program_goes_on_where_no_other_one_takes_its_place(
     amanda: Command, script: Script
 ) -> None:

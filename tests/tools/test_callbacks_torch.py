@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import amanda
 import tests.torchvision_ops  # noqa: F401
 from amanda.state import LIVE_SCOPES
 from amanda_tools.transformers import Callback
@@ -64,6 +65,17 @@ def test_the_trainer_of_lightning(
         assert not LIVE_SCOPES
     assert {path.name for path in tmp_path.iterdir()} == {"count-rank0.json", "count-rank1.json"}
     assert capsys.readouterr().out.count("; tools took ") == 1
+
+
+def test_a_tool_may_end_a_training(capsys: pytest.CaptureFixture[str]) -> None:
+    """The last line of its results has the reason."""
+    callback = Callback("count")
+    callback.on_train_begin()
+    torch.ones(2)
+    callback.end(amanda.StopRun("it is enough"))
+    assert (
+        capsys.readouterr().out.splitlines()[-1].startswith("amanda: stopped: it is enough; 1 op")
+    )
 
 
 def test_no_trainer_is_imported_by_others() -> None:

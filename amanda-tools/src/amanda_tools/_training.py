@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from amanda.cli import run
 from amanda.cli.results import Rank
-from amanda.interface.tool import Tool
+from amanda.interface.tool import StopRun, Tool
 from amanda.python.patching import PatchSet
 
 
@@ -94,9 +94,8 @@ class ToolsOfTraining:
         scope, self._scope = self._scope, None
         if scope is not None:
             del _OPEN[self]
-            how = "normally" if failure is None else f"by {type(failure).__name__}"
-            scope.report.has_failed = failure is not None
-            scope.report.facts["program ended"] = how
+            scope.report.has_failed = not (failure is None or isinstance(failure, StopRun))
+            scope.report.note_end(failure or "normally")
             scope.end()
 
 

@@ -23,7 +23,7 @@ from amanda.cli.messages import complain
 from amanda.engine.tool_code import paused
 from amanda.errors import AmandaWarning, described
 from amanda.files import plain_data, write_json
-from amanda.interface.tool import Tool
+from amanda.interface.tool import StopRun, Tool
 from amanda.python.text import printable
 from amanda.results import RunReport, Table
 from amanda.scope.apply import apply
@@ -172,6 +172,15 @@ class Report:
             self.graph = _graph_tool(tools)
             tools += [self.modules, *([self.graph] if self.graph is not None else ())]
         return apply(*tools, drivers=drivers, op_filter=self.op_filter or None)
+
+    def note_end(self, how: str | BaseException) -> None:
+        """Note how the program has ended, or what it has raised; the first of several holds."""
+        if isinstance(how, StopRun):
+            self.stopped = self.stopped or str(how) or "by a tool"
+            how = f"stopped: {self.stopped}"
+        # The type only: str() of the exception may run code of the program.
+        text = how if isinstance(how, str) else f"by {type(how).__name__}"
+        self.facts.setdefault("program ended", text)
 
     @property
     def _has_page(self) -> bool:

@@ -13,6 +13,7 @@ import shlex
 import signal
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +34,7 @@ from amanda.cli.messages import (
 from amanda.cli.results import NamedTool, Rank, Report
 from amanda.errors import AmandaError, FileError, UnknownNameError
 from amanda.files import remove_temporary_folders
+from amanda.interface.context import OpContext
 from amanda.interface.tool import StopRun, Tool
 from amanda.registry import drivers, plugins
 from amanda.registry.plugins import BROKEN
@@ -525,6 +527,7 @@ class Run:
         self._started = time.perf_counter()
         modules = {type(named.tool).__module__ for named in self.report.tools}
         tracebacks.hide_in_threads(modules)
+        threading.excepthook = functools.partial(self._end_thread, threading.excepthook)
         try:
             self._target.run()
         except program.ProgramError as error:
@@ -533,19 +536,18 @@ class Run:
             return error.status
         except SystemExit as error:
             status = _exit_status(error)
-            self._note_end(f"with exit status {status}")
+            self.report.note_end(f"with exit status {status}")
             wanted = self._check_drivers(status)
             if wanted != status:
                 return wanted
             raise
         except StopRun as stop:
-            self.report.stopped = str(stop) or "by a tool"
-            self._note_end(f"stopped: {self.report.stopped}")
+            self.report.note_end(stop)
             return self._check_drivers(0)
         except BaseException as error:
             failure = error
         else:
-            self._note_end("normally")
+            self.report.note_end("normally")
             return self._check_drivers(0)
         finally:
             self._deliver_at_exit()
@@ -561,8 +563,7 @@ class Run:
         Raises:
             KeyboardInterrupt: it is one.
         """
-        # The type only: str() of the exception may run code of the program.
-        self._note_end(f"by {type(failure).__name__}")
+        self.report.note_end(failure)
         if tracebacks.is_refusal(failure, modules):
             complain(f"error: {failure} ({tracebacks.HOW_TO_SEE_ALL})")
             return self._check_drivers(WRONG_USAGE)
@@ -595,8 +596,15 @@ class Run:
             self.report.error = f"nothing was instrumented: {describe_missing_driver(self._asked)}"
         return status or 2
 
-    def _note_end(self, how: str) -> None:
-        self.report.facts["program ended"] = how
+    def _end_thread(self, show: Callable[[Any], Any], failure: threading.ExceptHookArgs) -> None:
+        """Show what has ended a thread. After ``StopRun`` others end at their next operator."""
+        if not isinstance(failure.exc_value, StopRun):
+            show(failure)
+            return
+        self.report.note_end(failure.exc_value)
+        for named in self.report.tools:
+            named.tool.add_inst_for_op(functools.partial(_stop, self.report.stopped))
+            named.tool.reanalyse()
 
     def _finish(self) -> None:
         # A forked child inherits the exit function; the results are the parent's.
@@ -641,7 +649,7 @@ class Run:
         """Deliver the results before the program ends without its exit functions."""
         if self._is_finishing:
             return
-        self._note_end(f"by {how}")
+        self.report.note_end(f"by {how}")
         self.report.has_failed = True
         self._finish()
         if "exec" in how:
@@ -657,7 +665,7 @@ class Run:
                 # The results are being delivered: end when they are. A second signal ends at once.
                 self._terminated = number
                 return
-            self._note_end(f"by {signal.Signals(number).name}")
+            self.report.note_end(f"by {signal.Signals(number).name}")
             self.report.has_failed = True
             self._finish()
         endings.by_signal(number)
@@ -685,6 +693,11 @@ def _exit_status(error: SystemExit) -> int:
         # Python prints the exception itself then.
         return 1
     return code if isinstance(code, int) else int(code is not None)
+
+
+def _stop(reason: str, context: OpContext) -> None:
+    """An analysis that ends the program."""
+    raise StopRun(reason)
 
 
 def _do_nothing() -> None:

@@ -27,9 +27,9 @@ class StopRun(BaseException):
     """Raised by a tool to end the program: ``raise amanda.StopRun("the loss is NaN")``.
 
     Under ``amanda run`` the results are written, the last line has the reason, and the exit status
-    is 0. In Python it leaves the scope like any exception, and a thread that the program has
-    started ends as by any. It is no ``Exception``: a program that catches these to continue is
-    ended as well.
+    is 0; raised in a thread of the program it ends that thread, and others at their next operator.
+    In Python it leaves the scope, or ends a thread, like any exception. It is no ``Exception``: a
+    program that catches these to continue is ended as well.
     """
 
 
