@@ -107,6 +107,14 @@ def test_figures_of_rows_have_their_units() -> None:
     assert "unit" not in alone.columns[0]
 
 
+def test_the_namespace_of_operators_is_in_the_head() -> None:
+    """Not in their table, if it is one; a column of that name in a tool's own table stays."""
+    rows = [{"id": i, "namespace": "x"} for i in range(4)]
+    assert [c["name"] for c in make_table_from_records("operators", rows).columns] == ["id"]
+    table = make_table("cities", ["id", "namespace"], [[1, "x"], [2, "x"]])
+    assert [c["name"] for c in table.columns] == ["id", "namespace"]
+
+
 def test_an_empty_list_is_an_empty_cell() -> None:
     """An operator without outputs has no brackets to show."""
     assert make_column("outputs", [[], {}, "x"])["values"] == ["", "", "x"]

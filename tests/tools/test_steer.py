@@ -179,12 +179,13 @@ def test_gradients_are_those_of_what_is_computed() -> None:
     [
         ({}, ValueError, "give at=, op ids and module paths"),
         ({"at": "a", "file": "v.safetensors"}, ValueError, "give at="),
-        ({"at": "a", "file": "none.npy"}, OSError, "none.npy"),
+        ({"at": "a", "file": "none.npy"}, OSError, "^none.npy cannot be read: No such file"),
         ({"file": "none.safetensors"}, OSError, "none.safetensors"),
         ({"at": "a", "tokens": "3:5"}, ValueError, "'3:5' is no number, and no range such as 3-5"),
         ({"at": "a", "tokens": "5-3"}, ValueError, "'5-3' is no number"),
         ({"at": "a", "file": ""}, ValueError, "give at="),
         ({"at": "a", "file": "words.npy"}, FileError, "words.npy cannot be read"),
+        ({"file": "empty.safetensors"}, FileError, "has no tensors"),
     ],
 )
 def test_wrong_options_are_refused(
@@ -193,6 +194,7 @@ def test_wrong_options_are_refused(
     """Before the program runs, with the right form."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.npy").write_text("no numbers")
+    save_file({}, tmp_path / "empty.safetensors")
     with pytest.raises(error, match=said):
         SteerTool(**options)
 

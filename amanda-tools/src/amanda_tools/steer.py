@@ -253,13 +253,15 @@ def _read_values(options: SteerOptions) -> dict[str, Array]:
     values = dict.fromkeys(options.at, np.ones(()))
     if path.suffix == ".safetensors" and not values:
         values = {name: read_tensor(path, name) for name in names_in(path)}
+        if not values:
+            raise FileError(f"steer: {path} has no tensors")
     elif path.suffix == ".npy" and values:
-        try:
-            with opened(path) as file:
-                array = np.load(file, allow_pickle=False)
-            values = dict.fromkeys(values, array.astype(float, casting="same_kind"))
-        except (TypeError, ValueError, EOFError) as error:
-            raise FileError(f"steer: {path} cannot be read: {error}") from error
+        with opened(path) as file:
+            try:
+                array = np.load(file, allow_pickle=False).astype(float, casting="same_kind")
+            except (TypeError, ValueError, EOFError) as error:
+                raise FileError(f"steer: {path} cannot be read: {error}") from error
+        values = dict.fromkeys(values, array)
     elif options.file is not None or not values:
         raise ValueError(
             "give at=, op ids and module paths, alone or with an .npy file; or only a "

@@ -137,11 +137,17 @@ def make_table_from_records(title: str, rows: Sequence[Mapping[str, Any]]) -> Pa
 def make_table_of_tools(title: str, rows: Sequence[Mapping[tuple[str, Any], Any]]) -> PageTable:
     """Make a table from mappings, with a column for each tool and key that any of them has."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
+    if len({row.get(_NAMESPACE) for row in rows}) == 1:
+        # It stands in the head of the page.
+        keys = [key for key in keys if key != _NAMESPACE]
     names = [heading_of(key) for _, key in keys]
     cells = [[_cell_of(key[1], row.get(key)) for key in keys] for row in rows]
     units = [_unit_of(key, [other for of, other in keys if of == tool]) for tool, key in keys]
     return make_table(title, names, cells, units=units, tools=[tool for tool, _ in keys])
 
+
+_NAMESPACE = ("", "namespace")
+"""The tool and key of a figure of operators."""
 
 IN_THE_RUN = " in the run"
 """Added to the key of a figure of the last step for that of the run."""
@@ -185,11 +191,10 @@ def _without_equal(
     for i, column in enumerate(columns):
         values = column.get("texts") or column.get("values") or [None]
         is_long = len(str(values[0])) > _LONGEST_EQUAL
-        is_at_head = column["name"] == "namespace"
-        is_short = rows < _FEWEST_EQUAL and not is_at_head
+        is_short = rows < _FEWEST_EQUAL
         if i == 0 or is_short or is_long or any(v != values[0] for v in values):
             kept.append(column)
-        elif values[0] not in (None, *_NOTHING) and not is_at_head:
+        elif values[0] not in (None, *_NOTHING):
             name = f"{column.get('tool', '')} {column['name']}".lstrip()
             unit = "" if isinstance(values[0], str) else column.get("unit", "")
             equal.append((name, format_short(values[0], unit) if unit else str(values[0])))
