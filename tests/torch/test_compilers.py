@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import flex_attention
 
+import amanda
 from amanda.errors import CoverageWarning
 from tests.torch.support import Counter, ForwardCounter, On, after, applied, before
 
@@ -221,6 +222,14 @@ def test_running_a_traced_graph_is_seen(small: Small) -> None:
     with applied(counter):
         traced(X)
     assert sorted(counter.ops) == ["add", "linear", "relu"]
+
+
+def test_replays_of_cuda_graphs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run what was captured, without a call of an operator."""
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: 3)
+    with amanda.apply(amanda.Tool()) as scope:
+        assert torch.cuda.CUDAGraph.replay(None) == 3  # type: ignore[arg-type]
+    assert scope.statistics.not_seen == {"replays of CUDA graphs": 1}
 
 
 # -- TorchScript ----------------------------------------------------------

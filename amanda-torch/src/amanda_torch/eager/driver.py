@@ -15,9 +15,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
+import torch
+
 from amanda.interface.action import Action
 from amanda.interface.proofs import Proof
-from amanda.python.patching import PatchSet
+from amanda.python.patching import PatchSet, named_as
 from amanda.python.references import is_own
 from amanda.registry.proofs import is_proving
 from amanda.state import LIVE_SCOPES, WeakMembers
@@ -72,6 +74,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         if works(proofs.SCRIPTS):
             for kind, cls in _internals.SCRIPTED.items():
                 patches.wrap(cls, "__call__", functools.partial(self._script_call, kind))
+        patches.wrap(torch.cuda.CUDAGraph, "replay", self._replaying)
         if works(proofs.BACKWARD_PASSES):
             BackwardPasses(self.dispatcher).patch(patches)
         if works(proofs.FUNCTIONS):
@@ -246,6 +249,18 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             return result
 
         return __call__
+
+    def _replaying(self, vanilla: Any) -> Any:
+        """Count what the program has captured on the device: no operator is called."""
+
+        @functools.partial(named_as, vanilla)
+        def replay(graph: Any) -> Any:
+            interceptor = LOCAL.interceptor
+            if interceptor is not None and interceptor.is_listening():
+                self.dispatcher.not_seen("replays of CUDA graphs")
+            return vanilla(graph)
+
+        return replay
 
 
 def _without_own_references(vanilla: Any) -> Any:
