@@ -6,7 +6,6 @@ known by its name here.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,8 @@ _NO_FIGURES = frozenset({"phases", "min", "max"})
 _PLACE = ("id", "kind", "tensor", "step", "rank")
 """Keys that tell the rows of a tool apart."""
 
-_NOT_COMPARED = frozenset({"order", "source"})
-"""Keys of a row that change with what stands before the operator, in the run or in a file."""
+_NOT_COMPARED = frozenset({"id", "order", "source"})
+"""Keys of a row that name the operator, or change with what stands before it in the run or file."""
 
 _Pairs = Mapping[str, Sequence[Mapping[str, Any]]]
 """The results of both runs by tool."""
@@ -78,14 +77,14 @@ def compare(*folders: Path) -> RunReport:
         tools = f"{folders[0]} ({', '.join(one)}) and {folders[1]} ({', '.join(other)})"
         raise FileError(f"{tools} have no tool in common")
     title = " and ".join(f"{path} ({run})" for path, run in zip(folders, "AB", strict=True))
-    tables = [_figures(title, pairs), _of_one_alone(pairs), _first_differences(pairs)]
+    tables = [_figures(title, pairs), _operators(pairs)]
     runs = [
         [ToolReport(name=f"{name} {run}", result=results[name]) for name in pairs]
         for run, results in (("A", one), ("B", other))
     ]
     facts = {"A": pages.namespaces(one.values()), "B": pages.namespaces(other.values())}
-    for operator, figure, in_a, in_b in tables[-1].rows[:1]:
-        facts["first difference"] = f"{operator}, {figure}: {in_a} in A, {in_b} in B"
+    for operator, values in tables[-1].rows[:1]:
+        facts["first difference"] = f"{operator}, {values}"
     compared = ToolReport(name="comparison", tables=tables)
     return RunReport(title=title, facts=facts, tools=[compared], runs=runs)
 
@@ -110,7 +109,7 @@ def _figures(title: str, pairs: _Pairs) -> Table:
                 ratio = f"{b / a:.3g}" if a and is_number(a) and is_number(b) else ""
                 rows.append((f"{tool}: {name}", _text(a), _text(b), ratio))
     title = f"{title}: {len(rows):,} of {plural(count, 'figure')} not equal"
-    return Table(title, ("figure", "A", "B", "B / A"), rows, limit=20)
+    return Table(title, ("figure", "A", "B", "B / A"), rows, limit=16)
 
 
 def _side_by_side(*values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -125,7 +124,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
     for key, value in values.items():
         name = f"{before}{key.replace('_', ' ')}"
         if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-            value = {str(number): item for number, item in enumerate(value)}
+            value = {f"{number}": item for number, item in enumerate(value)}
         if isinstance(of_step, Mapping) and key in of_step:
             # Runs may have more or fewer steps.
             continue
@@ -146,36 +145,26 @@ def _text(value: Any) -> str:
     if is_number(value):
         is_whole = isinstance(value, int) or abs(value) >= 1000
         return f"{round(value):,}" if is_whole else f"{value:.4g}"
+    if isinstance(value, list):
+        return "x".join(map(str, value)) or "scalar"
     return "-" if value is None else str(value)
 
 
-def _of_one_alone(pairs: _Pairs) -> Table:
-    """The operators that only one of the runs has."""
-    ours, theirs = (
-        dict.fromkeys(str(row["id"]) for result in run for row in result["ops"] if "id" in row)
-        for run in zip(*pairs.values(), strict=True)
-    )
-    rows = [(name, "A") for name in ours if name not in theirs]
-    rows += [(name, "B") for name in theirs if name not in ours]
-    return Table(f"{plural(len(rows), 'operator')} of one run alone", ("operator", "run"), rows)
-
-
-def _first_differences(pairs: _Pairs) -> Table:
-    """The first difference in the rows of each tool, in the order of run A."""
-    rows: dict[tuple[str, ...], None] = {}
-    for results in pairs.values():
-        ours, theirs = map(_by_place, results)
-        found = (
-            (place[0], name, _text(a), _text(b))
-            for place in ours
-            if place in theirs
-            for name, (a, b) in _side_by_side(ours[place], theirs[place]).items()
-            if a != b and name not in _NOT_COMPARED
-        )
-        # All tools describe an operator alike.
-        rows |= dict.fromkeys(itertools.islice(found, 1))
-    title = "first difference in an operator of both runs" + ("" if rows else ": none")
-    return Table(title, ("operator", "figure", "A", "B"), list(rows))
+def _operators(pairs: _Pairs) -> Table:
+    """The operators that differ, each with its first figure, shape or attribute that does."""
+    found: dict[str, str] = {}
+    for ours, theirs in (map(_by_place, results) for results in pairs.values()):
+        for place in {**ours, **theirs}:
+            figures = _side_by_side(ours.get(place, {}), theirs.get(place, {})).items()
+            unequal = (
+                f"{name}: {_text(a)} → {_text(b)}"
+                for name, (a, b) in figures
+                if a != b and name not in _NOT_COMPARED
+            )
+            found[place[0]] = found.get(place[0]) or next(unequal, "")
+    rows = [row for row in found.items() if row[1]]
+    title = f"{len(rows):,} of {plural(len(found), 'operator')} not equal"
+    return Table(title, ("operator", "A → B"), rows, limit=8)
 
 
 def _by_place(result: Mapping[str, Any]) -> dict[tuple[str, ...], Mapping[str, Any]]:
