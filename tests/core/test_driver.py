@@ -158,17 +158,19 @@ def test_capabilities_are_explained() -> None:
 
 
 def test_hooks_that_register_take_no_argument() -> None:
-    """There are seven hooks; those that register answer without knowing of a program."""
+    """There are nine hooks; those that register answer without knowing of a program."""
     hooks = {n: f for n, f in vars(hookspecs).items() if n.startswith("amanda_")}
     arguments = {n: list(inspect.signature(f).parameters) for n, f in sorted(hooks.items())}
     assert arguments == {
         "amanda_explain_unseen": ["frameworks"],
+        "amanda_record_graph": ["tools"],
         "amanda_register_drivers": [],
         "amanda_register_mapping_rules": [],
         "amanda_register_tools": [],
         "amanda_render_report": ["report"],
         "amanda_report_problems": ["frameworks"],
         "amanda_suggest_drivers": [],
+        "amanda_suggest_page_tools": [],
     }
 
 

@@ -9,6 +9,7 @@ from amanda import hookimpl
 from amanda_tools import _frameworks
 
 if TYPE_CHECKING:
+    from amanda import Tool
     from amanda.results import RunReport
 
 
@@ -54,6 +55,20 @@ def amanda_report_problems(frameworks: Collection[str]) -> Sequence[str]:
 def amanda_explain_unseen(frameworks: Collection[str]) -> Sequence[str]:
     """Name a framework that the program computes with and no driver instruments."""
     return _frameworks.explain_unseen(frameworks)
+
+
+@hookimpl
+def amanda_suggest_page_tools() -> Sequence[str]:
+    """Name the tools of a page for which the user names none."""
+    return ["flops", "profile", "trace", "summary"]
+
+
+@hookimpl(trylast=True)
+def amanda_record_graph(tools: Sequence[Tool]) -> Tool | None:
+    """Create a ``trace`` without a timeline."""
+    from amanda_tools.trace import TraceTool
+
+    return None if any(isinstance(tool, TraceTool) for tool in tools) else TraceTool(limit=0)
 
 
 @hookimpl(trylast=True)  # a user who installs another plugin wants its pages

@@ -25,10 +25,10 @@ from amanda.errors import AmandaWarning, described
 from amanda.files import plain_data, write_json
 from amanda.interface.tool import StopRun, Tool
 from amanda.python.text import printable
+from amanda.registry import plugins
 from amanda.results import RunReport, Table
 from amanda.scope.apply import apply
 from amanda.scope.scope import Statistics
-from amanda.tools import load
 from amanda.tools.op_filter import OpFilter
 from amanda.tools.reporting import plain_text
 
@@ -354,8 +354,7 @@ def _graph_tool(tools: Sequence[Tool]) -> Any:
     """Create the tool that records the graph; None if one of the run does, or none is installed."""
     # The user has not asked for it: one that cannot be made ends no run.
     with contextlib.suppress(Exception):
-        cls: Any = load("trace")
-        return None if any(isinstance(tool, cls) for tool in tools) else cls(limit=0)
+        return plugins.registry().manager.hook.amanda_record_graph(tools=tools)
     return None
 
 

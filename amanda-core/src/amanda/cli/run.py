@@ -40,7 +40,7 @@ from amanda.registry import drivers, plugins
 from amanda.registry.plugins import BROKEN
 from amanda.scope.apply import apply
 from amanda.state import LIVE_SCOPES, LiveScope
-from amanda.tools import available, load
+from amanda.tools import load
 from amanda.tools.op_filter import OpFilter
 from amanda.tools.reporting import ReportingTool
 
@@ -58,11 +58,6 @@ examples:
   amanda run -t mytools.py:Norms:level=2 -- train.py"""
 
 NO_TOOL = "no tool was given: try -t summary; amanda tools lists all"
-
-PAGE_TOOLS = ("flops", "profile", "trace", "summary")
-"""The tools of a page for which none is named."""
-
-TOOLS_OF_PAGE = f"no tool was given: a page has {', '.join(PAGE_TOOLS)}; -t names others"
 
 
 class UsageError(ValueError):
@@ -280,10 +275,8 @@ def create_report(given: argparse.Namespace, rank: Rank) -> Report:
         UsageError: an option is wrong.
         AmandaError: a tool's package is broken.
     """
-    names = given.tool
-    if given.html and not names:
-        names = [name for name in PAGE_TOOLS if name in available()]
-    tools = create_tools(names, given.full)
+    usual = plugins.page_tools() if given.html and not given.tool else []
+    tools = create_tools(given.tool or usual, given.full)
     op_filter = OpFilter(given.ops or (), given.modules or (), given.every, given.skip)
     if len(given.output) > 1:
         named = " and ".join(map(str, given.output))
@@ -298,7 +291,8 @@ def create_report(given: argparse.Namespace, rank: Rank) -> Report:
     if page is not None:
         pages.check_page(page)
         check_folder(page.parent)
-    hint = "" if given.tool else TOOLS_OF_PAGE if tools else NO_TOOL
+    of_page = f"no tool was given: a page has {', '.join(usual)}; -t names others"
+    hint = "" if given.tool else of_page if tools else NO_TOOL
     return Report(tools, folder, rank, sys.stdout, page, op_filter, hint=hint)
 
 

@@ -8,8 +8,8 @@ A plugin is a module that an entry point of the group ``amanda`` names::
     def amanda_register_tools():
         return {"zeros": "mytools.zeros:ZerosTool"}
 
-Hooks are called when plugins are loaded, by ``amanda doctor``, or when a run ends; never at an
-operator. A plugin module must not import a framework.
+Hooks are called when plugins are loaded, by ``amanda doctor``, or when a run begins or ends; never
+at an operator. A plugin module must not import a framework.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from amanda.interface.driver import Driver
+    from amanda.interface.tool import Tool
     from amanda.results import RunReport
 
 PROJECT = "amanda"
@@ -82,6 +83,28 @@ def amanda_explain_unseen(frameworks: Collection[str]) -> Sequence[str]:  # type
 
     Returns:
         One phrase each, with the reason: ``"all of X: no driver sees X"``.
+    """
+
+
+@hookspec
+def amanda_suggest_page_tools() -> Sequence[str]:  # type: ignore[empty-body]
+    """Name the tools of ``amanda run --html`` without ``-t``.
+
+    Returns:
+        Names of registered tools, in the order of the page.
+    """
+
+
+@hookspec(firstresult=True)
+def amanda_record_graph(tools: Sequence[Tool]) -> Tool | None:
+    """Create the tool that records the graph of a page.
+
+    Its result has ``ops``, rows of operators, and ``edges`` with ``producer`` and ``consumer``,
+    their ids. The first plugin that does not return None has created it; amanda-tools is asked
+    last.
+
+    Args:
+        tools: the tools of the run; none is needed if one of them has such a result.
     """
 
 

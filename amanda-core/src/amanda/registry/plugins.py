@@ -364,6 +364,11 @@ def explain_unseen(frameworks: Collection[str]) -> list[str]:
     return _lines_of("amanda_explain_unseen", frameworks=frameworks)[0]
 
 
+def page_tools() -> list[str]:
+    """Call ``amanda_suggest_page_tools`` of each plugin; one that fails names none."""
+    return _lines_of("amanda_suggest_page_tools")[0]
+
+
 def _lines_of(hook: str, **arguments: Any) -> tuple[list[str], list[str]]:
     """Call a hook that returns one line or several, of each plugin.
 
