@@ -76,7 +76,7 @@ ALL = {
     "phone": Picture(PAGE, width=420, height=1828, dark=True),
     "trace": Picture("trace", "section.model", height=640),
     "speed": Picture(
-        "", ".charts", "", 1300, 700, write=write_speed, folder=ROOT / "amanda-torch/docs"
+        "", "#charts", "", 1300, 700, write=write_speed, folder=ROOT / "amanda-torch/docs"
     ),
     "time-line": Picture("profile", "figure.chart.spans", height=600),
     "diff": Picture(
