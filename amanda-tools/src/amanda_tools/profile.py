@@ -97,6 +97,10 @@ def _typical(steps: Sequence[Total]) -> dict[str, Any]:
     return {"calls": calls, "seconds": median(seconds), **ends}
 
 
+def _saved_text(of: Mapping[str, Any]) -> str:
+    return ("≥ " if of["saved_unknown"] else "") + format_short(of["saved_bytes"], "B")
+
+
 def _title(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the title of the largest table: milliseconds of a step, or of the run."""
     found = [
@@ -109,7 +113,8 @@ def _title(rows: Sequence[Mapping[str, Any]]) -> str:
     texts = [f"{forward:.1f} ms forward, {backward:.1f} ms backward" for forward, backward in found]
     if not has_steps(rows):
         return f"profile: {texts[1]}, in operators"
-    return f"profile: {texts[0]}, in operators of a step ({texts[1]} in the run)"
+    step = "of a step, the median of the last ones"
+    return f"profile: {texts[0]}, in operators {step} ({texts[1]} in the run)"
 
 
 class ProfileTool(PrintingTool[ProfileOptions]):
@@ -300,6 +305,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
             grouped(part, itemgetter(by), _SUMMED) for part in (in_step(placed), placed)
         )
         total = sum(of["seconds"] for of in groups.values())
+        # TensorFlow's saved bytes cannot be seen.
+        has_saved = any(of["saved_bytes"] or of["saved_unknown"] for of in groups.values())
         order = sorted(groups.items(), key=lambda item: (-item[1][key], -runs[item[0]][key]))
         lines = [
             (
@@ -309,13 +316,22 @@ class ProfileTool(PrintingTool[ProfileOptions]):
                 share_text(of["seconds"], total),
                 f"{1e6 * of['seconds'] / of['calls']:.1f}" if of["calls"] else "-",
                 format_short(of["output_bytes"], "B"),
-                ("≥ " if of["saved_unknown"] else "") + format_short(of["saved_bytes"], "B"),
+                *([_saved_text(of)] if has_saved else []),
                 *(_spread(of, runs[name]) if has_steps(rows) else []),
             )
             for name, of in order
         ]
         last = ("ms of steps", "ms in the run") if has_steps(rows) else ()
-        columns = (by, "calls", "ms", "share", "µs a call", "outputs", "saved", *last)
+        columns = (
+            by,
+            "calls",
+            "ms",
+            "share",
+            "µs a call",
+            "outputs",
+            *(["saved"] if has_saved else []),
+            *last,
+        )
         yield Table(_title(rows), columns, lines)
         yield from other_phases("profile", every, self.options, ("calls", "seconds"))
 

@@ -114,7 +114,7 @@ class SparsityTool(WatchingTool[SparsityOptions]):
         last_column = {"activation": ["dead units"], "parameter": [self.options.pattern]}
         rows = self._rows()
         for noun, pairs in self.groups():
-            columns = ["tensor", "zeros", "at last", "of elements", *last_column.get(noun, [])]
+            columns = ["tensor", "zeros", "last zeros", "of elements", *last_column.get(noun, [])]
             has_gradients = any(gradient for _, gradient in pairs)
             columns += ["gradient zeros"] if has_gradients else []
             pairs.sort(key=lambda pair: _rank(rows[pair[0].key]))

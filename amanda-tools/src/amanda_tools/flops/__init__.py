@@ -616,7 +616,7 @@ def _step_rows(step: dict[str, Any], steps: int, bound: str | None) -> Iterator[
         if number := step.get(f"{part}s"):
             for direction, flops in per_step.items():
                 amount = _amount(flops / number, bound)
-                one = f"one of {number} {part}s" if number > 1 else f"the one {part}"
+                one = f"one of {number:,} {part}s" if number > 1 else f"the one {part}"
                 yield f"{direction}, {one}", amount
 
 

@@ -240,7 +240,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         what = "kernels" if place == "device" else "activities"
         ran = f"in a step ({sum(a.duration for a in run) / 1000:.3f} ms in the run), "
         title = (
-            f"kernels: {total / 1000:.3f} ms on the {place} in {len(listed)} {what}"
+            f"kernels: {total / 1000:.3f} ms on the {place} in {len(listed):,} {what}"
             f"{f' {ran}' if has_run else ', '}{100 * inside:.1f} % in operators"
         )
         step = {(k["name"], k["device"]): k for k in _merged(listed)}
