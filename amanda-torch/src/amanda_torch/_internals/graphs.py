@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NoReturn
@@ -154,38 +153,6 @@ def undisabled(function: Any) -> Any:
     while getattr(function, "_torchdynamo_disable", False):
         function = function._torchdynamo_orig_callable
     return function
-
-
-_OBSERVING: list[Callable[[Sequence[Any], int], None]] = []
-
-
-def set_observing(function: Callable[[Sequence[Any], int], None]) -> None:
-    """Set what :func:`observing_operator` runs.
-
-    Args:
-        function: called with tensors and a number.
-    """
-    _OBSERVING[:] = [function]
-
-
-@functools.cache
-def observing_operator() -> Any:
-    """``amanda_torch::observe(Tensor[], int) -> ()``, which compilers neither trace nor remove."""
-    from torch._library.effects import EffectType
-
-    def observe(tensors: Sequence[Any], number: int) -> None:
-        _OBSERVING[0](tensors, number)
-
-    operator = torch.library.custom_op(
-        "amanda_torch::observe",
-        observe,
-        mutates_args=(),
-        schema="(Tensor[] tensors, int number) -> ()",
-    )
-    operator.register_fake(lambda tensors, number: None)
-    # Without it inductor drops what returns nothing, and may change the order.
-    operator.register_effect(EffectType.ORDERED)
-    return torch.ops.amanda_torch.observe.default
 
 
 def announce_buffer(module: torch.fx.GraphModule, name: str) -> None:

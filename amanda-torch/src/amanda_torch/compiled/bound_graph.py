@@ -17,7 +17,6 @@ from typing import Any
 import attrs
 
 from amanda.python.references import Reference, nothing
-from amanda_torch.compiled.observers import ObservingCall
 from amanda_torch.compiled.passes import Passes
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.eager.module_frames import Cell, Child, Frame
@@ -116,7 +115,6 @@ class BoundGraph:
         passes: tells tools of the forward passes in the graph.
 
     Attributes:
-        observers: those of a compiler's code, which calls them by number.
         waiting: what is to be compiled once all is known of its backward operators.
     """
 
@@ -138,7 +136,6 @@ class BoundGraph:
         self._roots: list[weakref.ref[Any]] = []
         self._parameter: tuple[int, weakref.ref[Any]] | None = None
         self.waiting: Waiting | None = None
-        self.observers: Sequence[ObservingCall] = ()
 
     def note_roots(self, roots: Sequence[Any]) -> bool:
         """Note the objects by which the graph's modules are found; whether that can be done."""

@@ -237,7 +237,7 @@ def say_captured(compiler: Any, reason: str) -> None:
         "a function compiled with torch.compile runs as it is captured, operator by operator and "
         f"without its compiler {without} under amanda.apply(){because}: tools see its operators, "
         f"and results are those of eager mode; {COMPILER_VARIABLE}=own gives graphs to {name} "
-        "also where routines only look at tensors"
+        "also where dump, stats, sparsity or diff look at tensors"
     )
 
 

@@ -378,7 +378,7 @@ class CapturedGraph:
                 self._say("")
             return ""
         binding.waiting = None
-        reason = _reason_against_actions(steps, name, asked)
+        reason = _reason_against_actions(steps, name)
         if not reason and not all(step.is_learned() for step in steps):
             if runs < _MOST_WAITED:
                 binding.waiting = Waiting(steps, runs)
@@ -427,8 +427,7 @@ class CapturedGraph:
         with self._suspended():
             claimer = interceptor.executor.claimer
             counts = RunCounts(claimer)
-            writer = Writer(claimer.dispatcher, self._module, counts)
-            module = writer.write(actions)
+            module = Writer(claimer.dispatcher, self._module, counts).write(actions)
             written = _internals.copied_graph(module)
             function = _internals.compile_later(
                 self._context, compiler, module, self._example_inputs(), with_backward=True
@@ -440,12 +439,11 @@ class CapturedGraph:
             binding.function = code
 
         def refuse(reason: str) -> None:
-            binding.function, binding.observers = otherwise, ()
+            binding.function = otherwise
             self._refuse(name, reason)
             self._note(interceptor, "operator by operator")
 
         binding.function = first_call(code, otherwise, self._code, accept, refuse)
-        binding.observers = writer.observers
 
     def _refuse(self, name: str, reason: str) -> None:
         """Say, once, why a graph runs operator by operator, and not with a compiler."""
@@ -471,20 +469,15 @@ _SAID: set[str] = set()
 _NUMBERS = itertools.count()
 
 
-def _reason_against_actions(steps: Sequence[CallRecord], name: str, asked: str) -> str:
+def _reason_against_actions(steps: Sequence[CallRecord], name: str) -> str:
     """Return why the actions on a graph cannot be compiled; "" if they can.
 
     Args:
         name: of the compiler.
-        asked: what the environment names.
     """
-    # In PyTorch 2.13 inductor makes code with unbound variables of an operator with effects where
-    # a graph with a backward pass also writes into a buffer.
-    can_observe = name != "inductor" or not any(step.records for step in steps)
-    can_observe = can_observe and asked != AUTO
     # Actions that could run after the graph are the reason only where there is no other.
     by_weight = sorted(steps, key=CallRecord.only_follows)
-    reasons = (step.reason_against(can_observe, name) for step in by_weight)
+    reasons = (step.reason_against(name) for step in by_weight)
     return next(filter(None, reasons), "")
 
 

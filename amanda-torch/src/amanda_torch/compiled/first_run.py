@@ -314,11 +314,10 @@ class CallRecord:
         """True if no routine at its forward operators keeps the graph from its compiler."""
         return not self.acts() or (self._operator is not None and only_follows(self._plan()))
 
-    def reason_against(self, can_observe: bool, compiler: str) -> str:
+    def reason_against(self, compiler: str) -> str:
         """Why what it does cannot be compiled; "" if it can.
 
         Args:
-            can_observe: whether routines that are not traceable may run when the code does.
             compiler: its name.
         """
         if not self.acts():
@@ -326,7 +325,7 @@ class CallRecord:
         if self._operator is None:
             return f"{self._site.function.__name__} is made of several operators"
         plan, known = self._plan(), self._knowns[0]
-        reason = reason_against(plan, self._is_one_output, can_observe)
+        reason = reason_against(plan, self._is_one_output)
         if not reason and self._has_gradients():
             nodes = learned(plan, known.gradients) or ()
             reason = reason_against_gradients(plan, known.name, nodes, compiler, is_traceable)

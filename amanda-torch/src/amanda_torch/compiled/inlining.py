@@ -1,11 +1,10 @@
 """Writes the actions on a captured graph into a copy of it, which a compiler then compiles.
 
 Traceable routines become a part of compiled code: functions of tensors, of the selected ones and of
-those given as keyword arguments. Others that only look at tensors run when the code does, see
-:mod:`amanda_torch.compiled.observers`. :func:`reason_against` says why the actions on an operator
-cannot be compiled::
+those given as keyword arguments. :func:`reason_against` says why the actions on an operator cannot
+be compiled::
 
-    if not any(reason_against(plan, is_one_output, can_observe) for plan, is_one_output in ...):
+    if not any(reason_against(plan, is_one_output) for plan, is_one_output in ...):
         copy = Writer(dispatcher, module).write({"linear": OpActions(plan, operator)})
 """
 
@@ -30,7 +29,6 @@ from amanda_torch.autograd.functions import AmandaSubstitute
 from amanda_torch.autograd.gradient_graphs import KnownGradients
 from amanda_torch.compiled.deferred import is_marked_deferrable
 from amanda_torch.compiled.gradients import JointOp, LearnedNode, RunCounts, is_deferred
-from amanda_torch.compiled.observers import ObservingCall, only_observes
 from amanda_torch.compiled.operators import Operator
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.operators.calls import item_at, put_item
@@ -54,14 +52,13 @@ class OpActions:
     nodes: Sequence[LearnedNode] | None = None
 
 
-def reason_against(plan: ActionPlan, is_one_output: bool, can_observe: bool = False) -> str:
+def reason_against(plan: ActionPlan, is_one_output: bool) -> str:
     """Why the actions on an operator cannot be compiled with it; "" if they can.
 
     Args:
         is_one_output: whether it returns one tensor.
-        can_observe: whether routines that are not traceable may run when the code does.
     """
-    if refused := _refused(plan, can_observe):
+    if refused := _refused(plan):
         return f"{min(refused, key=_can_follow).routine} is not traceable"
     if any(not is_deferred(action) for action in plan.after) and not is_one_output:
         return "a routine gets several outputs of an operator"
@@ -70,17 +67,16 @@ def reason_against(plan: ActionPlan, is_one_output: bool, can_observe: bool = Fa
 
 def only_follows(plan: ActionPlan) -> bool:
     """True if all actions that cannot be compiled could run after the graph."""
-    return all(map(_can_follow, _refused(plan, can_observe=False)))
+    return all(map(_can_follow, _refused(plan)))
 
 
-def _refused(plan: ActionPlan, can_observe: bool) -> list[Action]:
+def _refused(plan: ActionPlan) -> list[Action]:
     """The actions on a forward operator that cannot be compiled with it."""
     replaced = [] if plan.replace is None else [plan.replace]
     return [
         action
         for action in (*plan.before, *replaced, *plan.after)
         if not (is_traceable(action) or is_deferred(action))
-        and not (can_observe and only_observes(action))
     ]
 
 
@@ -148,17 +144,12 @@ class CompiledCode:
     def _explain(self, error: Exception, inputs: Sequence[Any]) -> None:
         """Run the graph as it was written, on copies, for the notes of the error in it.
 
-        What is not traced is left out, and nothing of this is seen by the program.
+        Nothing of this is seen by the program.
         """
-        graph = self._written
-        for node in list(graph.graph.nodes):
-            if node.target is _internals.observing_operator():
-                graph.graph.erase_node(node)
-        graph.recompile()
         state = torch.get_rng_state()
         try:
             copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
-            _internals.without_gradients(graph, *copies)
+            _internals.without_gradients(self._written, *copies)
         except Exception as found:
             # One without notes is the program's own.
             for text in notes_of(found):
@@ -179,28 +170,20 @@ def notes_of(error: BaseException) -> list[str]:
 
 
 class Writer:
-    """Writes actions into a copy of one graph.
-
-    Attributes:
-        observers: those that the copy calls, which holds only their numbers.
-    """
+    """Writes actions into a copy of one graph."""
 
     def __init__(
         self, dispatcher: RoutineDispatcher, module: fx.GraphModule, counts: RunCounts
     ) -> None:
         self._dispatcher = dispatcher
         self._counts = counts
-        self._defers = True
         self._module = _internals.copied_graph(module)
         self._graph = self._module.graph
         self._numbers = itertools.count()
         self._places: dict[Any, int] = {}
-        self.observers: list[ObservingCall] = []
 
     def write(self, actions: Mapping[str, OpActions]) -> fx.GraphModule:
         """The copy of the graph, with the actions on its operators, by the names of their nodes."""
-        # Routines that see what counters have counted run in the order of eager mode with them.
-        self._defers = not any(_observes(one.plan) for one in actions.values())
         placeholders = [node for node in self._graph.nodes if node.op == "placeholder"]
         self._places = {node: number for number, node in enumerate(placeholders)}
         for node in list(self._graph.nodes):
@@ -278,13 +261,10 @@ class Writer:
 
     def _call(self, action: Action, values: Sequence[Any]) -> list[tuple[int, fx.Node]]:
         """Write the call of a routine; the positions of its results and their nodes."""
-        chosen = selected(action, values)
-        if self._defers and is_deferred(action):
+        if is_deferred(action):
             self._counts.forward = [*self._counts.forward, action.func]
             return []
-        if not is_traceable(action):
-            self._observe(action, chosen)
-            return []
+        chosen = selected(action, values)
         indices = range(len(values)) if action.select is None else action.select
         routine = _routine(self._dispatcher, action)
         called = self._graph.call_function(routine, tuple(chosen), self._keywords(action))
@@ -293,13 +273,6 @@ class Writer:
             for position, index in enumerate(indices)
             if chosen[position] is not None
         ]
-
-    def _observe(self, action: Action, chosen: Sequence[Any]) -> None:
-        """Write the call of a routine that is not traced."""
-        observer = ObservingCall(self._dispatcher, action, [value is not None for value in chosen])
-        self.observers.append(observer)
-        given = [value for value in chosen if value is not None]
-        self._graph.call_function(_internals.observing_operator(), (given, observer.number))
 
     def _keywords(self, action: Action) -> dict[str, Any]:
         """A routine's keyword arguments for the graph: tensors become buffers of it."""
@@ -316,12 +289,6 @@ class Writer:
         self._module.register_buffer(name, value)
         _internals.announce_buffer(self._module, name)
         return self._graph.get_attr(name)
-
-
-def _observes(plan: ActionPlan) -> bool:
-    """True if routines are called when the code runs."""
-    around = (*plan.before, *plan.after)
-    return any(not (is_traceable(action) or is_deferred(action)) for action in around)
 
 
 def _gradient_routine(dispatcher: Dispatcher, action: Action) -> Callable[..., Any]:
