@@ -16,7 +16,6 @@ from typing import Any
 
 import attrs
 
-from amanda.python.references import Reference, nothing
 from amanda_torch.compiled.passes import Passes
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.eager.module_frames import Cell, Child, Frame
@@ -134,7 +133,6 @@ class BoundGraph:
         self._change = change
         self._callers = callers
         self._roots: list[weakref.ref[Any]] = []
-        self._parameter: tuple[int, weakref.ref[Any]] | None = None
         self.waiting: Waiting | None = None
 
     def note_roots(self, roots: Sequence[Any]) -> bool:
@@ -145,37 +143,9 @@ class BoundGraph:
             return False
         return True
 
-    def note_parameter(self, inputs: Sequence[Any]) -> None:
-        """Note by which input a later run is known, after :meth:`note_roots`.
-
-        To ask a frame for its variables takes microseconds. Where the graph is a part of `forward`
-        of the module that is called, and that is all that modules are found by, one of its
-        parameters tells it from others.
-
-        Args:
-            inputs: of a run.
-        """
-        base = self._base.module
-        module = None if base is None else base()
-        if module is None or len(self._roots) != 1:
-            return
-        root: Any = self._roots[0]()
-        if root is module:
-            own = {id(parameter) for parameter in root.parameters()}
-            found = ((n, value) for n, value in enumerate(inputs) if id(value) in own)
-            self._parameter = next(((n, Reference(value, nothing)) for n, value in found), None)
-
     def is_current(self, interceptor: Interceptor) -> bool:
         """True if its plans hold."""
         return self._generation == interceptor.generation
-
-    def matches_inputs(self, inputs: Sequence[Any]) -> bool:
-        """True if a parameter among `inputs` proves that the modules of this binding are called;
-        otherwise :meth:`has_roots` decides."""
-        if self._parameter is None:
-            return False
-        number, reference = self._parameter
-        return reference() is inputs[number]
 
     def has_roots(self, roots: Sequence[Any]) -> bool:
         """True if its modules are found by these objects."""

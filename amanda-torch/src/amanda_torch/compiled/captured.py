@@ -27,7 +27,6 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import CodeType
 from typing import Any, Protocol
 
 import torch
@@ -53,7 +52,6 @@ from amanda_torch.compiled.gradients import RunCounts, other_nodes_said
 from amanda_torch.compiled.inlining import CompiledCode, OpActions, Writer, notes_of
 from amanda_torch.compiled.sizes import BySize, Sized, SymbolicSizes
 from amanda_torch.eager.interceptors import LOCAL, Interceptor
-from amanda_torch.eager.module_frames import Frame
 
 
 class CompiledFunction(Protocol):
@@ -141,7 +139,7 @@ class CapturedGraph:
             return self._vanilla(*inputs)
         if interceptor.stale and not interceptor.refresh():
             return self._vanilla(*inputs)
-        binding = self._binding(interceptor, inputs) if is_alone else None
+        binding = self._binding(interceptor) if is_alone else None
         if binding is None:
             return self._run_intercepted(interceptor, inputs, is_alone)
         result = binding.run(interceptor, inputs)
@@ -149,19 +147,12 @@ class CapturedGraph:
             self._go_on(interceptor, binding, binding.waiting)
         return result
 
-    def _binding(self, interceptor: Interceptor, inputs: Sequence[Any]) -> BoundGraph | None:
-        """The binding that can run the graph with these inputs; None if there is none."""
-        roots: list[Any] | None = None
-        for binding in interceptor.frame.captured.get(self, ()):
-            if not binding.matches_inputs(inputs):
-                if roots is None:
-                    roots = self._roots()
-                if not binding.has_roots(roots):
-                    continue
-            if binding.holds(interceptor):
-                found: BoundGraph = binding
-                return found
-        return None
+    def _binding(self, interceptor: Interceptor) -> BoundGraph | None:
+        """The binding that can run the graph now; None if there is none."""
+        known: Sequence[BoundGraph] = interceptor.frame.captured.get(self, ())
+        roots = self._roots() if known else []
+        fitting = (one for one in known if one.has_roots(roots) and one.holds(interceptor))
+        return next(fitting, None)
 
     def _run_intercepted(
         self, interceptor: Interceptor, inputs: Sequence[Any], is_alone: bool
@@ -186,8 +177,6 @@ class CapturedGraph:
             result, compiler = self._hand_over(interceptor, binding, dry_run, run, inputs, result)
         self._note(interceptor, f"by {compiler}" if compiler else "operator by operator")
         if binding is not None and binding.note_roots(roots):
-            if self._is_forward_of(base):
-                binding.note_parameter(inputs)
             # Kept with the module call, and dropped with it when the thread's scopes end.
             bindings = base.captured.get(self, ())
             kept = [one for one in bindings if one.is_current(interceptor)]
@@ -239,15 +228,6 @@ class CapturedGraph:
             return []
         frame = _internals.program_frame()
         return places.roots(frame.f_locals, frame.f_globals)
-
-    def _is_forward_of(self, base: Frame) -> bool:
-        """True if the program runs the graph in ``forward`` of a module."""
-        module = None if base.module is None else base.module()
-        if module is None:
-            return False
-        code = getattr(module.forward, "__code__", None)
-        # Dynamo runs code of its own, which is called as the program's, and is so where that is.
-        return code is not None and _place(_internals.program_frame().f_code) == _place(code)
 
     def _note(self, interceptor: Interceptor, way: str) -> None:
         interceptor.note_compiled(self._name, way)
@@ -501,7 +481,3 @@ def _routines(actions: Mapping[str, OpActions]) -> set[str]:
 def _without_sizes(every: Sequence[Deferred | Sized]) -> list[Deferred]:
     """The additions that do not depend on sizes."""
     return [one for one in every if not isinstance(one, Sized)]
-
-
-def _place(code: CodeType) -> tuple[str, int, str]:
-    return code.co_filename, code.co_firstlineno, code.co_qualname
