@@ -1,8 +1,7 @@
 """Every private symbol of PyTorch that this package uses, and what was observed about it.
 
 Nothing is imported before it is needed: functions are called for PyTorch's own objects only. Each
-works without its symbol, with less; :func:`missing` lists the symbols that are gone, and a test
-fails when there are any in the supported versions.
+works without its symbol, with less; a test fails where one is gone in the supported versions.
 """
 
 from __future__ import annotations
@@ -22,12 +21,13 @@ import attrs
 from amanda.interface.specs import LocalPart
 from amanda.python.patching import PatchSet
 
-_SYMBOLS: list[str] = []
+SYMBOLS: list[str] = []
+"""The symbols, as ``module.name``."""
 
 
 def _symbol(path: str) -> Callable[[], Any]:
     """Return a function that returns a private symbol, or None where it is gone."""
-    _SYMBOLS.append(path)
+    SYMBOLS.append(path)
     module, _, name = path.rpartition(".")
     # Without a function at each call: operators ask for some of them.
     return functools.cache(lambda: getattr(importlib.import_module(module), name, None))
@@ -53,7 +53,7 @@ _PROFILERS = (
     ("torch.autograd.profiler", "_prepare_profiler", "_enable_profiler"),
     ("torch.autograd.profiler_legacy", "_enable_profiler_legacy"),
 )
-_SYMBOLS += [f"{module}.{name}" for module, *names in _PROFILERS for name in names]
+SYMBOLS += [f"{module}.{name}" for module, *names in _PROFILERS for name in names]
 _SAVED_PREFIX = "_raw_saved_"
 
 version_of: Callable[[Any], int] = operator.attrgetter("_version")
@@ -81,23 +81,6 @@ own_parts: Callable[[Any], tuple[Any, Any]] = operator.attrgetter("_modules", "_
 The public methods also give the parts of inner modules, by generators as deep as the tree, or
 leave out the second place of a shared module (2.13).
 """
-
-
-def missing() -> list[str]:
-    """Return the private symbols that the installed PyTorch lacks, as ``module.name``."""
-    torch = importlib.import_module("torch")
-    parts = [path.rpartition(".") for path in _SYMBOLS]
-    found = [f"{m}.{name}" for m, _, name in parts if not hasattr(importlib.import_module(m), name)]
-    tensor = torch.ones(1, requires_grad=True)
-    if not hasattr(tensor, "_version"):
-        found.append("torch.Tensor._version")
-    if not hasattr(tensor, "_values"):
-        found.append("torch.Tensor._values")
-    module = torch.nn.Module()
-    found += [f"torch.nn.Module.{n}" for n in ("_modules", "_parameters") if not hasattr(module, n)]
-    if not list(raw_saved_tensors((tensor * tensor).grad_fn)):
-        found.append(f"torch.autograd.graph.Node.{_SAVED_PREFIX}*")
-    return found
 
 
 def takes_saved_tensor_hooks() -> bool:

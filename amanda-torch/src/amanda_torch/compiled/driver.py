@@ -43,21 +43,14 @@ class CapturingDriver(InterceptingDriver):
     def __init__(self, dispatcher: Any) -> None:
         super().__init__(dispatcher)
         self._has_said = False
-        self._namespace: Namespace | None = None
-
-    def invalidate(self) -> None:
-        """Drop what is known, the compiler that the environment names included."""
-        self._namespace = None
-        super().invalidate()
+        # Asked for each operator that is new, and the environment answers slowly.
+        is_eager = asked_compiler() in (AUTO, "eager")
+        mode = "eager" if is_eager else self.mode_of_graphs
+        self._namespace = namespace_of(torch.__version__, mode)
 
     @property
     def namespace(self) -> Namespace:
         """The mode is ``eager`` where operators run one by one, and ``graph`` with a compiler."""
-        if self._namespace is None:
-            # Asked for each operator that is new, and the environment answers slowly.
-            is_eager = asked_compiler() in (AUTO, "eager")
-            mode = "eager" if is_eager else self.mode_of_graphs
-            self._namespace = namespace_of(torch.__version__, mode)
         return self._namespace
 
     def capture_compiled(self, callback: Any, interceptor: Interceptor) -> Any:
