@@ -25,14 +25,9 @@ from amanda_tools._values.shapes import total_bytes
 
 
 class WrittenBytes:
-    """The bytes of the outputs of operators, by id.
-
-    Attributes:
-        is_of_first_step: True if the bytes of an operator are those of the first step.
-    """
+    """The bytes of the outputs of operators, by id."""
 
     def __init__(self) -> None:
-        self.is_of_first_step = False
         self._last: dict[str, int | None] = {}
         self._of_step: dict[str, int | None] = {}
         # Analysed since the last step ended.
@@ -46,7 +41,6 @@ class WrittenBytes:
         """Note the outputs of an operator: now, or those of all executions in a graph, where it may
         be in a loop, or not be needed."""
         if context.runs_at_once:
-            self.is_of_first_step = True
             size = self._last[op_id] = total_bytes(context.get_outputs())
             # Noted again where training begins after evaluations, each of which was a step.
             if self._of_step.get(op_id, -1) != size:
