@@ -34,7 +34,7 @@ from amanda_torch.autograd.claims import Claimer
 from amanda_torch.autograd.executions import Past
 from amanda_torch.autograd.functions import TracedGradients, TracedOperator
 from amanda_torch.autograd.gradient_graphs import KnownGradients
-from amanda_torch.autograd.hooks import nothing_flows
+from amanda_torch.autograd.hooks import all_none
 from amanda_torch.autograd.leaves import note_reached
 from amanda_torch.autograd.nodes import is_accumulation, new_nodes, node_name
 from amanda_torch.autograd.whole_operator import gather_inputs
@@ -434,13 +434,13 @@ def _hook(
     after = [action for action in known.after if not is_deferred(action)]
 
     def on_begin(grad_outputs: tuple[Any, ...]) -> Any:
-        if nothing_flows(grad_outputs):
+        if all_none(grad_outputs):
             return None
         counters.extend(counted)  # type: ignore[arg-type]
         return tuple(_changed(before, bound, list(grad_outputs))) if before else None
 
     def on_end(grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
-        if nothing_flows(grad_outputs):
+        if all_none(grad_outputs):
             return None
         return tuple(_changed(after, bound, list(grad_inputs)))
 

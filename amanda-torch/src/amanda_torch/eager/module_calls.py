@@ -249,13 +249,13 @@ class CallPatch:
         self._patches = PatchSet()
         self.call: Any = _internals.MODULE_CALL
 
-    def put_on(self, wrapper: Callable[[Any], Any]) -> None:
+    def replace(self, wrapper: Callable[[Any], Any]) -> None:
         """Replace the call by what `wrapper` makes of it; traces run by :func:`trace` already.
 
         It stays as it is, with a ``CoverageWarning``, where a trace of another thread does not end.
         """
         latest = time.monotonic() + _LONGEST_TRACE
-        while not _LOCK.hold(self._put_on, wrapper):
+        while not _LOCK.hold(self._replace, wrapper):
             if time.monotonic() > latest:
                 _internals.warn_program(
                     "another thread traces a model with torch.fx, and has not ended in "
@@ -264,7 +264,7 @@ class CallPatch:
                 return
             time.sleep(0.001)
 
-    def _put_on(self, wrapper: Callable[[Any], Any]) -> bool:
+    def _replace(self, wrapper: Callable[[Any], Any]) -> bool:
         this = threading.get_ident()
         if any(thread != this for thread in _tracing()):
             return False
@@ -273,11 +273,11 @@ class CallPatch:
         self.call = vars(nn.Module)["__call__"]
         return True
 
-    def take_off(self) -> None:
+    def restore(self) -> None:
         """Put the call back; harmless when called twice."""
-        _LOCK.hold(self._take_off)
+        _LOCK.hold(self._restore)
 
-    def _take_off(self) -> None:
+    def _restore(self) -> None:
         if len(self._patches) and _tracing():
             _LEFT.append((self._patches, self.call))
             self._patches = PatchSet()

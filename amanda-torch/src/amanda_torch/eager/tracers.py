@@ -71,7 +71,7 @@ class Tracers:
         self._patch_checks()
         self._patch([(_internals.FX_TRACE, self._tracing)], _internals.FX)
         if called_modules is not None:
-            self._call.put_on(called_modules)
+            self._call.replace(called_modules)
         for module, notes in _internals.COMPILER_NOTES.items():
             self._when_imported(module, functools.partial(self._patch_found, notes))
         for module, wrappers in self._entries(compiled).items():
@@ -115,7 +115,7 @@ class Tracers:
         while self._watches:
             self._watches[-1].close()
             self._watches.pop()
-        self._call.take_off()
+        self._call.restore()
         self._patches.undo()
         # Another thread may import the compiler, and would put them on again.
         self._has_checks = False
