@@ -3,8 +3,7 @@
 An id is ``<outermost module's class>.<module path>/<op name>:<k>``, where `k` counts the
 operators of that name within one call of the module. Outside of modules operators count by their
 phase: ``/mul:0`` is the first of the forward phase, ``/setup/mul:0`` the first that creates
-    weights. A
-:class:`Tracker` knows the module call that its thread is in::
+weights. A :class:`Tracker` follows the module calls of its thread::
 
     caller = tracker.enter_module(module)
     ...                       # operators find their counters in tracker.cells

@@ -2,9 +2,11 @@
 
 The driver is inactive while ``torch.export``, ``make_fx``, ``torch.fx`` or ``torch.jit`` record a
 model: otherwise its mode, module calls and override checks would be recorded, too. A function
-    compiled with ``torch.compile`` runs as it is captured, or eagerly, in covered threads, so that
-    its operators are seen. ``has_torch_function`` ignores our mode, so that modules with a fused
-    native path (``nn.MultiheadAttention`` in eval mode) still take it.
+compiled with ``torch.compile`` runs as it is captured, or eagerly, in covered threads, so that its
+operators are seen.
+
+``has_torch_function`` ignores our mode, so that modules with a fused native path
+(``nn.MultiheadAttention`` in eval mode) still take it.
 """
 
 from __future__ import annotations
