@@ -1,8 +1,8 @@
 """Writes the actions on a captured graph into a copy of it, which a compiler then compiles.
 
-Traceable routines become a part of compiled code: functions of tensors, of the selected ones and of
-those given as keyword arguments. :func:`reason_against` gives the reason why the actions on an
-operator cannot be compiled::
+Traceable routines become a part of compiled code, as functions of the selected tensors and of
+keyword arguments. :func:`reason_against` gives the reason why the actions on an operator cannot be
+compiled::
 
     if not any(reason_against(plan, is_one_output) for plan, is_one_output in ...):
         copy = Writer(dispatcher, module).write({"linear": OpActions(plan, operator)})
