@@ -27,7 +27,7 @@ def reason_to_keep(old: Any, action: Action) -> str:
     """
     if type(old) in _internals.PLAIN and not (old is not None and old.is_nested):
         return ""
-    if _internals.takes_few(old):
+    if _internals.refuses_reads(old):
         # Such a tensor also collects the gradients of the samples.
         return f"values that routines returned for an {type(old).__name__}"
     passes_gradient = torch.is_grad_enabled() and not action.differentiable

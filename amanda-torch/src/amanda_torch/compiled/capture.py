@@ -120,10 +120,10 @@ class Capture:
         reason, with_all = "", False
         try:
             with self._without_interceptor():
-                known = _internals.not_taken()
+                known = _internals.capture_failures()
                 is_operator = _internals.runs_higher_order(frame)
                 found = (self._convert_as_is if is_operator else self._convert)(frame, *args)
-                said = _new_reason(known, _internals.not_taken())
+                said = _new_reason(known, _internals.capture_failures())
             if found is not None and found.guarded_code is not None:
                 return found
             if _internals.has_reached_limit(found):
@@ -194,7 +194,7 @@ def _new_reason(before: Mapping[str, int], after: Mapping[str, int]) -> str:
     """The construct that Dynamo could not capture in a frame; "" if there was nothing to capture.
 
     Args:
-        before, after: results of :func:`_internals.not_taken`.
+        before, after: results of :func:`_internals.capture_failures`.
     """
     found = next((reason for reason, n in after.items() if n > before.get(reason, 0)), "")
     return _said_by_dynamo(found)

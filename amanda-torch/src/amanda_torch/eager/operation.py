@@ -209,7 +209,7 @@ class Operation:
     def _acts_on_inputs(self, values: list[Any]) -> bool:
         """True if actions on gradients of inputs require an identity on the inputs."""
         plan = self.plan
-        if plan.after_backward and not self._takes_no_identity:
+        if plan.after_backward and not self._refuses_identity:
             # Tensors whose class overrides operators are not replaced.
             return True
         return plan.replace_backward is not None and not self._is_nested(values)
@@ -265,9 +265,9 @@ class Operation:
             )
 
     @property
-    def _takes_no_identity(self) -> bool:
+    def _refuses_identity(self) -> bool:
         """True if no input may be replaced by an identity of it."""
-        return _internals.take_no_identity(self._call.inputs)
+        return _internals.refuse_identity(self._call.inputs)
 
     @property
     def _aliases(self) -> bool:
@@ -341,7 +341,7 @@ class Operation:
         """True if the values or the caller's tensors are nested tensors, which no
         ``autograd.Function`` takes."""
         tensors = (*values, *self._call.inputs)
-        return self._takes_no_identity and any(map(_internals.is_strided_nested, tensors))
+        return self._refuses_identity and any(map(_internals.is_strided_nested, tensors))
 
     def _writes_by_copies(self, values: list[Any]) -> bool:
         """True if the operator writes into a view or a list (and not into an ``out=`` tensor), so
@@ -406,14 +406,14 @@ class Operation:
         edges = self._edges or [edge_of(value) for value in self.values]
         outputs = tensors_of(result)
         whole, values = self._whole, self.values
-        if self._takes_no_identity and any(map(_internals.takes_few, self._call.inputs)):
+        if self._refuses_identity and any(map(_internals.refuses_reads, self._call.inputs)):
             # The gradients of samples bypass autograd: routines get None.
             self._dispatcher.not_seen("gradients of the samples of an ExpandedWeight")
         if self._overlaps:
             self._dispatcher.not_seen("gradients of lists of tensors that overlap")
             return
         if not hook_input_edges(whole, kinds, edges, outputs, self.start, values):
-            if self._takes_no_identity:
+            if self._refuses_identity:
                 of = "nested tensors" if self._is_nested(values) else _OVERRIDING
                 self._dispatcher.not_seen(f"gradients of {of}")
                 return
