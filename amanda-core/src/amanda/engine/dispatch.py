@@ -127,11 +127,11 @@ class Dispatcher:
             if scope.alive:
                 scope.statistics.count_not_seen(reason, count)
 
-    def note_compiled(self, part: str, way: str) -> None:
+    def note_compiled(self, part: str, mode: str) -> None:
         """Note how a part of the program's compiled code runs under the current scopes."""
         for scope in STATE.scopes:
             if scope.alive:
-                scope.statistics.compiled[part] = way
+                scope.statistics.compiled[part] = mode
 
     # -- forward operators ------------------------------------------------
 

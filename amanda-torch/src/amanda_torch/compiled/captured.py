@@ -228,8 +228,8 @@ class CapturedGraph:
         frame = _internals.program_frame()
         return places.roots(frame.f_locals, frame.f_globals)
 
-    def _note(self, interceptor: Interceptor, way: str) -> None:
-        interceptor.note_compiled(self._name, way)
+    def _note(self, interceptor: Interceptor, mode: str) -> None:
+        interceptor.note_compiled(self._name, mode)
 
     # -- by the program's compiler, as it is ------------------------------
 

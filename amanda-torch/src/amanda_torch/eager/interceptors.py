@@ -151,9 +151,9 @@ class Interceptor(Tracker, TorchFunctionMode):
         """True if the thread runs muted code or a tool's."""
         return bool(self.muted or self.thread["paused"])
 
-    def note_compiled(self, part: str, way: str) -> None:
+    def note_compiled(self, part: str, mode: str) -> None:
         """See :meth:`amanda.engine.dispatch.Dispatcher.note_compiled`."""
-        self._dispatcher.note_compiled(part, way)
+        self._dispatcher.note_compiled(part, mode)
 
     # -- scopes -----------------------------------------------------------
 
