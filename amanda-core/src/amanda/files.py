@@ -79,7 +79,7 @@ def write_json(path: Path, data: Any) -> None:
     try:
         text = json.dumps(data, indent=1, allow_nan=False, default=_json_form)
     except (TypeError, ValueError):
-        # Neither a key that is no text nor NaN nor a cycle comes to the hook.
+        # json calls the hook neither for keys that are not text, nor for NaN, nor for cycles.
         text = json.dumps(plain_data(data), indent=1, allow_nan=False)
     with replaced(path) as file:
         file.write(text)
@@ -144,13 +144,13 @@ def _put_in_place(partial: Path, path: Path) -> Iterator[None]:
     except BaseException as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        # A copy names its source, too: our own file is the second one then.
+        # An error of a copy also names the source: our own file is then the second one.
         if (
             isinstance(error, OSError)
             and error.errno
             and (error.filename in (None, str(partial)) or error.filename2 == str(partial))
         ):
-            # With the name that the user knows.
+            # The error names the user's file.
             raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         raise
 

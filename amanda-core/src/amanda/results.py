@@ -52,7 +52,8 @@ class Table:
     levels: Sequence[int] = ()
 
     def __attrs_post_init__(self) -> None:
-        # Where it is made, a mistake is its tool's; where it is drawn, it would spoil others.
+        # Checked here, a mistake is an error of its tool; found while drawing, it would spoil the
+        # page of all tools.
         count = len(self.columns)
         for row in self.rows:
             if len(row) != count:
@@ -121,7 +122,7 @@ class Chart:
         series = [*self.values.items(), *self.run.items()]
         series += [("starts", self.starts)] if self.kind == "spans" else []
         for name, values in series:
-            # Nothing at all is allowed: a tool need not look whether it has something.
+            # An empty chart is allowed, so that tools need not check for data.
             if len(values) not in (0, len(self.labels)):
                 raise ValueError(
                     f"chart {self.title!r} has {len(self.labels)} labels, and {len(values)} "

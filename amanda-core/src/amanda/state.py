@@ -2,10 +2,10 @@
 
 ``STATE`` holds the scopes and switches of the current thread; the drivers' hot paths read it
 directly. They follow from the thread's open blocks (:class:`Block`), each a with-block of ``apply``
-or of a switch. Where a generator or a coroutine has opened one (``STATE.held``), they are to be
-found anew by :func:`find_active` before they are read: nothing tells when such code is suspended.
-The dispatcher does that. The classes that fill the state lie in higher layers and are known here by
-protocol only.
+or of a switch. Where a generator or a coroutine has opened a block (``STATE.held``), the dispatcher
+calls :func:`find_active` before it reads the state, since Python does not report when the generator
+is suspended. The classes that fill the state lie in higher layers and are known here by protocol
+only.
 
 Do not reload this module.
 """
@@ -44,11 +44,11 @@ class LiveScope(Protocol):
         alive: False once the scope has ended.
         cache: records of the operators that its tools have analysed.
         tools: its tools in the order in which they act.
-        followers: those of them that are told which tensors take the place of outputs.
+        followers: the tools that are notified which tensors replace outputs.
         op_filter: restricts its tools to some operators and executions; None for no filter.
         drivers: the attached drivers that it uses.
         statistics: figures about the run under it.
-        iterations: those under it.
+        iterations: the iterations under the scope.
         reference: a weak reference to it.
         thread: the identifier of the thread that has entered it.
     """
@@ -120,8 +120,8 @@ class Block:
     def applies(self) -> bool:
         """True if the code that runs now is inside of the block.
 
-        That of a generator or a coroutine is not, while it is suspended; but the tasks of asyncio
-        that a coroutine has started inside of the block are.
+        A generator or coroutine that is suspended is outside of its block; tasks of asyncio that a
+        coroutine has started inside of the block are inside.
         """
         # A frame that is suspended has no caller.
         if self.frame is None or self.frame.f_back is not None:
@@ -134,8 +134,8 @@ class Block:
 _IN_TASKS: contextvars.ContextVar[tuple[Block, ...]] = contextvars.ContextVar(
     "amanda_blocks", default=()
 )
-"""Open blocks of coroutines that run as tasks: a task starts with those of the code that made it,
-as asyncio copies the context variables."""
+"""Open blocks of coroutines that run as tasks. A task starts with the blocks of the code that
+created it, since asyncio copies the context variables."""
 
 
 def current_task() -> Any:
@@ -196,7 +196,7 @@ def unwind(undo: list[Undo], mark: int) -> None:
     while len(undo) > mark:
         restore, given = undo[-1]
         restore(*given)
-        # Not before: an interrupt in between would lose it.
+        # Removed afterwards: an interrupt in between would lose the change.
         del undo[-1]
     if not undo:
         deliver()
@@ -335,7 +335,7 @@ def _close(block: Block) -> None:
     block.is_open = False
     blocks, scopes = thread["blocks"], thread["scopes"]
     if blocks and blocks[-1] is block and scopes[-1:] == (block.scope,) and not thread["held"]:
-        # The usual case, as fast in a thousand nested scopes as in one.
+        # The usual case, whose time does not depend on the number of nested scopes.
         thread["blocks"] = blocks[:-1]
         thread["scopes"] = scopes[:-1]
     else:

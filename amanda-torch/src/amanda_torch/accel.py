@@ -22,10 +22,10 @@ from amanda_torch.driver import LoadedDriver
 _NAME, _PACKAGE = "amanda-torch-accel", "amanda_torch_accel"
 
 _INTERFACE = 21
-"""The ``VERSION`` that the package has to have."""
+"""The ``VERSION`` that the package must have."""
 
 _PYTHONS = (3, 11), (3, 14)
-"""The oldest and the newest CPython that it was tested with."""
+"""The oldest and the newest CPython that the extension was tested with."""
 
 
 def refusal() -> str:
@@ -47,7 +47,7 @@ def refusal() -> str:
 
 
 def _untested_python() -> str:
-    """This Python, unless it is one of those that are tested: on Linux, with the GIL, no JIT."""
+    """The name of this Python; "" for a tested one: on Linux, with the GIL, without a JIT."""
     name, (oldest, newest) = platform.python_implementation(), _PYTHONS
     is_tested = name == "CPython" and oldest <= sys.version_info[:2] <= newest
     about = " without the GIL" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""

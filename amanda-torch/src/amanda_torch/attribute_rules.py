@@ -103,7 +103,7 @@ def _max_pool(context: OpContext) -> Found:
 
 def _avg_pool(context: OpContext) -> Found:
     found = _pool(context)
-    # Where nothing is padded there is nothing to count.
+    # Without padding there are no padded elements to count.
     is_padded = any(any(pair) for pair in found["padding"])
     counted = is_padded and bool(context.get_attrs().get("count_include_pad", True))
     return {**found, "count_include_pad": counted}
@@ -159,7 +159,7 @@ def _squeeze(context: OpContext) -> Found:
     found = axes(dim, None if shape is None else len(shape))
     if shape is None or found is None:
         return {}
-    # A number has one axis for this operator, and none to take away.
+    # For this operator a scalar has one axis, and none can be removed.
     return {"axis": tuple(i for i in found if shape and shape[i] == 1)}
 
 
@@ -170,7 +170,7 @@ def _unsqueeze(context: OpContext) -> Found:
 def _reduction(context: OpContext) -> dict[str, Any]:
     given = context.get_attrs()
     dim = given.get("dim")
-    # No axes at all are all of them.
+    # An empty list of axes means all axes.
     found = axes(None if dim in ([], ()) else dim, _rank(context))
     return known(axis=found, keepdim=bool(given.get("keepdim", False)))
 
@@ -271,7 +271,7 @@ def _repeat(context: OpContext) -> Found:
 def _pad(context: OpContext) -> Found:
     given, rank = context.get_attrs(), _rank(context)
     sizes = [int(size) for size in given["pad"]]
-    # From the last axis on; those in front have none.
+    # The padding begins at the last axis; the axes in front have none.
     pairs = list(zip(sizes[::2], sizes[1::2], strict=True))[::-1]
     padding = None if rank is None else ((0, 0),) * (rank - len(pairs)) + tuple(pairs)
     mode = given.get("mode", "constant")

@@ -1,4 +1,4 @@
-"""The base of both drivers, which can import torch: namespace, attaching, tensors."""
+"""The base class of both drivers, in a module that imports torch: namespace, attaching, tensors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from amanda_torch import _internals
 from amanda_torch.plugin import TorchDriver
 
 TESTED = ("2.13.0", "2.14.1", "2.15.0")
-"""The releases of PyTorch that the tests run with (README.md)."""
+"""The releases of PyTorch that are tested (README.md)."""
 
 _RELEASE = re.compile(r"(\d+\.\d+\.\d+)(?:\+(?:cpu|cu\d+))?")
-"""A release as PyTorch builds it for the CPU and for CUDA."""
+"""A release in PyTorch's builds for the CPU and for CUDA."""
 
 
 class _NoGradients:
@@ -63,7 +63,7 @@ class LoadedDriver(TorchDriver):
 
     @classmethod
     def untested_version(cls) -> str:
-        """This PyTorch, unless it is one of the releases that are tested, for the CPU or CUDA."""
+        """The version of an untested PyTorch; "" for a tested release, for the CPU or CUDA."""
         found = _RELEASE.fullmatch(torch.__version__)
         return "" if found and found[1] in TESTED else f"PyTorch {torch.__version__}"
 
@@ -73,7 +73,7 @@ class LoadedDriver(TorchDriver):
         Raises:
             CapabilityError: this PyTorch lacks a private symbol; it is named.
         """
-        # A function that is compiled may open the scope: Dynamo (2.13) fails on what follows.
+        # A compiled function may open the scope: Dynamo (2.13) would fail on the following code.
         uncompiled = _internals.Uncompiled()
         uncompiled.begin()
         try:

@@ -30,12 +30,13 @@ _WEIGHTED: Mapping[str, tuple[int, int | None, str]] = {
     kind: (row["weight"], row.get("bias"), row["layout"])
     for kind, row in _TABLES["weighted"].items()
 }
-"""Canonical type to the weight's input, the bias's input (None: it has none) and the weight's
-layout, a letter per axis: O and I are output and input channels, D H W places, V E entries and
-features of an embedding, C channels, B batch."""
+"""By canonical type: the weight's input, the bias's input (None without a bias) and the weight's
+layout with a letter per axis. O and I are output and input channels, D H W axes of space, V E
+entries and features of an embedding, C channels, B batch."""
 
 _DATA: Mapping[str, str] = _TABLES["data"]
-"""Canonical type to the layout of its input and output: N is the batch, the rest as above."""
+"""By canonical type: the layout of input and output, N for the batch and the other letters as
+above."""
 
 _BACKWARD: Mapping[str, str] = _TABLES["backward"]
 """Autograd nodes whose canonical type does not follow from their name."""
@@ -66,7 +67,7 @@ def _describe(context: OpContext) -> None:
     context.update(keys)
     op_type = keys["op_type"]
     if name == "addmm" and _value(context, 2) is not None:
-        # addmm(bias, input, weight): as transformers' Conv1D calls it.
+        # addmm(bias, input, weight): the call of transformers' Conv1D.
         context.update(_keys_of("linear"), bias_index=0, weight_index=2, weight_layout="IO")
     elif op_type == "matmul" and (weight := _value(context, 1)) is not None:
         context["weight_index"] = 1
@@ -76,8 +77,7 @@ def _describe(context: OpContext) -> None:
 
 
 def _value(context: OpContext, index: int) -> Any:
-    """A variable that is an input; None also where an object that is not a tensor stands for
-    one."""
+    """The input at `index`, if it is a variable; None also for an object that is not a tensor."""
     return context.get_value(index) if index < len(context.get_input_names()) else None
 
 
@@ -97,7 +97,7 @@ def library_of(op: Any) -> str:
 
 
 def _type_of(library: str, name: str) -> str:
-    """The type of an operator: a library's own, where PyTorch has another one of that name."""
+    """The type of an operator: with the library's name in front if PyTorch has the same name."""
     if library == "quantized":
         # An object that is not a tensor holds the weight (2.13).
         return f"packed_{name}" if name.startswith(("linear", "conv")) else name
@@ -107,12 +107,12 @@ def _type_of(library: str, name: str) -> str:
 
 
 _KEYS: Memo[tuple[str, str], Mapping[str, Any]] = Memo(1024)
-"""By the operator's library and name, which may be those of a function of the program, the keys
-that these say: they are set for each operator."""
+"""By the operator's library and name, its keys. The library and the name may be those of a function
+of the program."""
 
 
 def _keys_of(op_type: str) -> Mapping[str, Any]:
-    """The keys that the canonical type says."""
+    """The keys that follow from the canonical type."""
     keys: dict[str, Any] = {"op_type": op_type, "attribute_rule": RULES.get(op_type)}
     if op_type in _WEIGHTED:
         weight, bias, layout = _WEIGHTED[op_type]

@@ -23,7 +23,7 @@ COMPILERS = ("auto", "own", "eager", "inductor", "aot_eager", "aot_eager_decomp_
 
 
 class TorchDriver(Driver, abc.ABC):
-    """A driver for PyTorch, as far as it can be described without importing torch."""
+    """The properties of a driver for PyTorch that need no import of torch."""
 
     framework = "torch"
     # Keras may compute with PyTorch; it walks through nested structures by optree.
@@ -76,7 +76,7 @@ class TorchEagerDriver(TorchDriver):
 
 
 class TorchGraphDriver(TorchDriver):
-    """``torch-graph``: sees operators in compiled functions, too, and has to be asked for."""
+    """``torch-graph``: sees operators in compiled functions, too; used only on request."""
 
     name = "torch-graph"
     mode = "graph"

@@ -1,11 +1,11 @@
-"""Runs instrumentation routines: isolated from AD, and watched for in-place changes.
+"""Runs instrumentation routines, isolated from AD, and detects their in-place changes.
 
 Core's :class:`~amanda.engine.tool_code.ToolCode` enters a tool's code. :class:`RoutineDispatcher`
-enters it once for all routines of a point where nothing could notice the difference::
+enters it once for all routines of a point if that makes no difference::
 
     values = dispatcher.run_all(plan.before, values)
 
-Elsewhere each routine has a context of its own, :class:`RoutineCall`.
+Otherwise each routine has a context of its own, :class:`RoutineCall`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ class BackwardRoutines:
     """The routines of one backward operator, all of whose analyses have run.
 
     Attributes:
-        before, after: those before and after it.
-        steps_before, steps_after: the steps that they come down to, which the extension reads, too.
-        ends: before and after it, each of them, and what they ask for, see
-            :func:`amanda.inline.steps.around`; None where the steps are given the tensors on both
-            sides of it.
+        before, after: routines before and after it.
+        steps_before, steps_after: the steps of these routines, which the extension reads, too.
+        ends: for before and after, the routines and their requirements, see
+            :func:`amanda.inline.steps.around`; None if steps get the tensors on both sides of it.
     """
 
     def __init__(self, before: Sequence[Action], after: Sequence[Action]) -> None:
@@ -61,7 +60,7 @@ class BackwardRoutines:
 
 
 def selected(action: Action, values: Sequence[Any]) -> Sequence[Any]:
-    """The values that an action selects, which are there."""
+    """The existing values that an action selects."""
     return values if action.select is None else [values[index] for index in action.select]
 
 
@@ -71,14 +70,13 @@ def as_routine(function: Callable[..., Any], *args: Any) -> Any:
 
 
 class RoutineDispatcher(Dispatcher):
-    """Core's dispatcher, with faster ways for routines that are isolated from AD.
+    """Core's dispatcher, faster for routines that are isolated from AD.
 
     Attributes:
-        changes: counts up where a routine changes a value, or replaces an operator.
-        settled: the routines of backward operators, by id and scopes. It is kept here, and not in
-            the hooks, since a graph that outlives the scope would keep the tools alive.
-        native: the extension of the gate, which does some of what is done for backward operators;
-            None without the gate.
+        changes: number of values that routines have changed, and of replaced operators.
+        settled: the routines of backward operators, by id and scopes. Kept here and not in hooks: a
+            graph that outlives the scope would keep the tools alive.
+        native: the extension, which handles some backward operators; None without the gate.
     """
 
     changes = 0
@@ -91,10 +89,10 @@ class RoutineDispatcher(Dispatcher):
         self._warned: set[str] = set()
 
     def warn_once(self, message: str, op_id: str, advice: str) -> None:
-        """Warn of something that the driver does not do as tools or programs expect it.
+        """Warn, once, of unexpected behaviour of the driver.
 
         Args:
-            op_id: the first operator that it happens at.
+            op_id: the first operator concerned.
         """
         if message not in self._warned:
             self._warned.add(message)
@@ -105,7 +103,7 @@ class RoutineDispatcher(Dispatcher):
     ) -> None:
         """Call code of a tool as :meth:`Dispatcher.call_alone` does.
 
-        Modes of the program, and classes of its tensors, see nothing of it.
+        Modes of the program and classes of its tensors do not see it.
         """
         scopes = (scope,)
         with _no_overrides():
@@ -116,8 +114,9 @@ class RoutineDispatcher(Dispatcher):
             _internals.without_dispatch_modes(enter)
 
     def invalidate(self) -> None:
-        """Scopes, switches or recorded actions have changed, or the driver is detached."""
-        # A new one: another thread may be about to put something out of date into the old one.
+        """Drop kept routines, since scopes, switches or recorded actions have changed, or the
+        driver is detached."""
+        # A new dictionary: another thread may be about to put an outdated entry into the old one.
         self.settled = {}
         if self.native is not None:
             self.native.forget()
@@ -142,9 +141,9 @@ class RoutineDispatcher(Dispatcher):
         return super().replace(action, values, call)
 
     def run_all(self, actions: Sequence[Action], values: list[Any]) -> list[Any]:
-        """Run the routines of one point, in order; function modes see nothing of it.
+        """Run the routines of one point, in order, hidden from function modes.
 
-        Returns and raises what :meth:`Dispatcher.run` does.
+        Returns and raises as :meth:`Dispatcher.run`.
         """
         if not actions:
             return values
@@ -163,11 +162,11 @@ class RoutineDispatcher(Dispatcher):
     def go_on(
         self, actions: Sequence[Action], values: list[Any], done: int, result: Any
     ) -> list[Any]:
-        """Put in what a routine has returned, and run the routines that follow it.
+        """Substitute the result of a routine, and run the remaining routines.
 
         Args:
-            values: the tensors that they select from.
-            done: how many have run.
+            values: the tensors from which they select.
+            done: number of routines that have run.
             result: of the last of them.
 
         Returns:
@@ -179,7 +178,7 @@ class RoutineDispatcher(Dispatcher):
         return super().run_all(actions[done:], values)
 
     def run_joined(self, routines: BackwardRoutines, inputs: list[Any], outputs: list[Any]) -> None:
-        """Run the routines after a backward operator that are given the tensors on both sides."""
+        """Run the routines after a backward operator that get the tensors on both sides."""
         if _internals.is_untransformed() and not _reading.is_on:
             TOOL_CODE.enter(call_joined, routines.steps_after, inputs, outputs, isolated=True)
         else:
@@ -187,7 +186,7 @@ class RoutineDispatcher(Dispatcher):
             self.run_all(routines.after, outputs)
 
     def run_blind(self, steps: Sequence[Step]) -> None:
-        """Run the steps of a point none of which takes a tensor, such as counters and clocks."""
+        """Run the steps of a point without tensors, such as counters and clocks."""
         if not steps:
             return
         if _dispatch_depth() or _internals.in_forward_ad():
@@ -195,7 +194,7 @@ class RoutineDispatcher(Dispatcher):
             return
         returned = TOOL_CODE.enter(_call_blind, steps, isolated=True)
         if returned is not None:
-            # An empty sequence is as good as nothing; anything else is an error.
+            # An empty sequence means None; anything else is an error.
             self.put(returned[0], [], [], returned[1])
 
 
@@ -203,7 +202,7 @@ class RoutineDispatcher(Dispatcher):
 
 
 def _call_blind(steps: Sequence[Step]) -> tuple[Action, Any] | None:
-    """Call routines; the last one that has returned something, and what that is."""
+    """Call routines; return the last one with a result, and its result."""
     returned = None
     for step in steps:
         action: Action = step.action
@@ -236,15 +235,15 @@ def call_joined(steps: Sequence[Step], inputs: Sequence[Any], outputs: Sequence[
 
 
 def until_result(actions: Sequence[Action], values: list[Any]) -> tuple[int, Any] | None:
-    """Call routines until one returns something, or cannot be given what it selects.
+    """Call routines until one returns a value, or selects a missing position.
 
     Returns:
-        How many have run, and what the last of them has returned; None if all have run and returned
-        nothing.
+        The number of routines that have run, and the result of the last of them; None if all have
+        run without a result.
     """
     done = 0
     versions: Sequence[int | None]
-    # In this function: it is asked around each routine.
+    # Not in a function: it is read around each routine.
     try:
         counts, versions = True, [*map(_version_of, values)]
     except (AttributeError, RuntimeError):
@@ -254,7 +253,7 @@ def until_result(actions: Sequence[Action], values: list[Any]) -> tuple[int, Any
         try:
             given = values if select is None else [values[index] for index in select]
         except IndexError:
-            # The dispatcher says what is wrong.
+            # The dispatcher raises the error.
             break
         try:
             kwargs = action.kwargs
@@ -277,17 +276,17 @@ def until_result(actions: Sequence[Action], values: list[Any]) -> tuple[int, Any
 
 
 class RoutineCall:
-    """The context of one routine: isolated from AD, and watched for in-place changes.
+    """The context of one routine: isolates it from AD, and detects in-place changes.
 
-    Dispatch modes of the program see nothing of a routine that is isolated, as selective
-    checkpoints would take its operators for the model's. A replacement stands for an operator of
-    the program, and they see it. Function modes have been hidden by whoever runs the routine.
+    Dispatch modes of the program do not see an isolated routine, since selective checkpoints would
+    take its operators for the model's. They see a replacement, which represents an operator of the
+    program. Function modes are hidden by the caller.
     """
 
     def __init__(self, action: Action, selected: Sequence[Any], isolated: bool) -> None:
         self._action = action
         self._isolated = isolated
-        # Under a functorch transform tensors are wrappers, whose versions say nothing.
+        # Under a functorch transform tensors are wrappers, whose versions have no meaning.
         is_watched = isolated and not _internals.in_functorch()
         self._given = selected
         self._selected = selected if is_watched else ()

@@ -1,10 +1,10 @@
-"""Backward operators: their routines in the right order, found through past executions.
+"""Runs the routines of backward operators, which are found through past executions.
 
 A driver that finds the backward operators of an operator by itself makes a
 :class:`BackwardExecution` for each, with the :class:`OpHandle` of the forward execution, and calls
-:meth:`BackwardExecution.run` in place of the backward operator. :class:`OperatorGradients` has
-the routines on the gradients of the operator as a whole. :func:`run_backward` runs both where the
-gradient of an operator is one function.
+:meth:`BackwardExecution.run` in place of the backward operator. :class:`OperatorGradients` has the
+routines on the gradients of the operator as a whole. :func:`run_backward` runs both for an operator
+whose gradient is one function.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Gradients = list[Any]
 
 
 class PastTensor(KnownTensor):
-    """A forward tensor as a backward analysis reads it: released when nothing else holds it.
+    """A forward tensor for backward analyses, which is released if nothing else holds it.
 
     Args:
-        reference: gives the tensor while it lives, then None.
-        current_value: gives the value of a parameter, buffer or constant; None for others.
-        name_of: gives the path of a parameter; None for others, and by default.
+        reference: returns the tensor while it is alive, then None.
+        current_value: returns the value of a parameter, buffer or constant; None for other tensors.
+        name_of: returns the path of a parameter; None for other tensors, and by default.
     """
 
     __slots__ = ("_current_value", "_name_of", "_references")
@@ -59,7 +59,7 @@ class PastTensor(KnownTensor):
         return None
 
     def add_stand_in(self, reference: Callable[[], Any]) -> None:
-        """Note another tensor of the same value, which is passed on in place of this one."""
+        """Note another tensor of the same value, which replaces this one in the program."""
         self._references.append(reference)
 
     def constant(self) -> Any:
@@ -72,7 +72,7 @@ class PastTensor(KnownTensor):
 
 
 class OpHandle:
-    """Leads from the hooks of a past execution to the records of its operator.
+    """The link from the hooks of a past execution to the records of its operator.
 
     It holds scopes and tensors weakly, so that a graph that outlives the scope
     keeps nothing alive and runs vanilla.
@@ -80,8 +80,8 @@ class OpHandle:
     Attributes:
         op_id: the forward operator's id.
         key: the key of its records (:attr:`~amanda.interface.calls.OpCall.key`).
-        inputs, outputs: callables that give the forward tensors or None.
-        model: free for the driver: kept alive as long as some hook may run.
+        inputs, outputs: functions that return the forward tensors, or None.
+        model: an object of the driver, kept alive as long as a hook may run.
     """
 
     __slots__ = ("inputs", "key", "model", "op_id", "outputs", "scopes")
@@ -127,7 +127,7 @@ class BackwardExecution:
     """Executions of one backward operator.
 
     Attributes:
-        made: how many backward operators of each kind it has made in the one that runs.
+        made: number of backward operators of each kind that the running one has made.
     """
 
     _dispatcher: Dispatcher
@@ -145,7 +145,7 @@ class BackwardExecution:
         return before, after
 
     def claim(self, name: str, input_names: Sequence[str]) -> BackwardExecution:
-        """A backward operator behind this one, as :meth:`OperatorRun.claim` gives one."""
+        """A backward operator that this one makes, as by :meth:`OperatorRun.claim`."""
         number = self.made[name]
         self.made[name] += 1
         op_id, call = f"{self.call.op_id}/grad/{name}:{number}", self.call
@@ -153,7 +153,7 @@ class BackwardExecution:
         return BackwardExecution(self._dispatcher, self._handle, inner)
 
     def names_by(self, key: Callable[[Any], Any]) -> dict[Any, str]:
-        """No names: what it computes are gradients of gradients."""
+        """No names: its results are gradients of gradients."""
         return {}
 
     def run(self, grad_outputs: Gradients, vanilla: Callable[[Gradients], Sequence[Any]]) -> Any:
@@ -180,7 +180,8 @@ class BackwardExecution:
         return self._routines(children, ActionKind.AFTER_BACKWARD_OP, grad_inputs)
 
     def before(self, grad_outputs: Gradients) -> Gradients:
-        """Analyses and routines before the backward op; the gradients it consumes."""
+        """Run the analyses and routines before the backward operator; return the gradients that it
+        consumes."""
         if self._dispatcher.is_paused():
             self._note_dry_run(InstPoint.BEFORE_BACKWARD_OP, grad_outputs, None)
             return grad_outputs
@@ -188,7 +189,8 @@ class BackwardExecution:
         return self._routines(children, ActionKind.BEFORE_BACKWARD_OP, grad_outputs)
 
     def after(self, grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-        """Analyses and routines after the backward op; the gradients it produces.
+        """Run the analyses and routines after the backward operator; return the gradients that it
+        produces.
 
         A replacement of the backward operator supplies them instead of `grad_inputs`.
         """
@@ -244,7 +246,7 @@ class BackwardExecution:
     ) -> list[OpRecord]:
         children = []
         for scope, record in records:
-            # Without the cache a new record is made where the op is first analysed.
+            # Without the cache the first analysis of the operator makes a new record.
             first = point is InstPoint.BEFORE_BACKWARD_OP or not scope.analyses_at(
                 InstPoint.BEFORE_BACKWARD_OP
             )
@@ -339,11 +341,11 @@ def run_backward(
 
 
 def backward_needs(handle: OpHandle, backward_id: str) -> tuple[bool, bool, bool]:
-    """The parts of a backward operator's execution that its driver has to intercept.
+    """The parts of a backward operator's execution that a driver has to intercept.
 
     Returns:
-        Whether there is something to do before it, after it, and whether some
-        analysis of it has yet to run.
+        True if there are analyses or routines before it; the same after it; True if an analysis is
+        pending.
     """
     before = after = pending = False
     for scope, record in handle.records():
@@ -351,7 +353,7 @@ def backward_needs(handle: OpHandle, backward_id: str) -> tuple[bool, bool, bool
         first = child is None or not STATE.cache
         for point in (InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP):
             if (first or child.pending(point)) and scope.analyses_at(point):  # type: ignore[union-attr]
-                # An analysis before the op may record a routine after it.
+                # An analysis before the operator may record a routine after it.
                 before |= point is InstPoint.BEFORE_BACKWARD_OP
                 after = pending = True
         if child is not None:

@@ -1,8 +1,8 @@
 """The dispatcher: the side of core that a driver calls for each operator.
 
-A driver of a framework that runs operators at once extends
-:class:`amanda.engine.eager.EagerDriver` and needs nothing of this module. The others meet an
-operator, form its id and ask for its plan::
+A driver of a framework that runs operators at once extends :class:`amanda.engine.eager.EagerDriver`
+and does not use this module. Other drivers intercept an operator, form its id and look up its
+plan::
 
     scopes = dispatcher.scopes()
     plan = dispatcher.plan(op_id, scopes)
@@ -50,9 +50,9 @@ class Dispatcher:
     Attributes:
         points: runs the routines at derived points.
         tool_code: enters the code of tools.
-        dry_run: the dry run whose backward pass runs now; None if there is none.
-        analysed: counts up at each analysis of a backward operator.
-        quiet: the passes of :meth:`quiet_backward` that run now.
+        dry_run: the dry run whose backward pass runs; None without one.
+        analysed: number of analyses of backward operators so far.
+        quiet: the running passes of :meth:`quiet_backward`.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Dispatcher:
         self._unboxes = False
 
     def bind(self, driver: Driver) -> None:
-        """Tell which driver this dispatcher serves."""
+        """Set the driver that this dispatcher serves."""
         self._driver = driver
         self._unboxes = type(driver).unbox is not Driver.unbox
         self.tool_code.bind(driver)
@@ -79,7 +79,7 @@ class Dispatcher:
     # -- scopes -----------------------------------------------------------
 
     def scopes(self) -> tuple[LiveScope, ...]:
-        """The scopes that instrument the current thread's operators right now."""
+        """The scopes that instrument the current thread's operators now."""
         state = STATE
         if state.held:
             find_active(vars(state))
@@ -92,16 +92,16 @@ class Dispatcher:
         return scopes
 
     def is_cacheable(self) -> bool:
-        """True if a plan stays right until the driver's ``invalidate()`` is called."""
+        """True if plans stay valid until the driver's ``invalidate()`` is called."""
         state = STATE
-        # A generator that is suspended gives no notice.
+        # Scopes of generators end without a call when the generator is suspended.
         return state.cache and not state.held
 
     def is_paused(self) -> bool:
         """True if the current thread runs a tool's code, or is disabled.
 
-        Threads that a framework runs backward operators in have no state of
-        their own: they follow the passes that :meth:`quiet_backward` announces.
+        A framework's threads for backward operators have no state of their own: they are paused
+        during passes of :meth:`quiet_backward`.
         """
         state = STATE
         if state.held:
@@ -112,8 +112,8 @@ class Dispatcher:
 
     @contextmanager
     def quiet_backward(self) -> Iterator[None]:
-        """Within it, this thread runs a backward pass that is not instrumented."""
-        # Threads run passes at once: a count would not be safe.
+        """Within it, a backward pass of this thread is not instrumented."""
+        # Passes run in several threads at once: a count would not be safe.
         this = object()
         try:
             self.quiet[this] = None
@@ -122,23 +122,23 @@ class Dispatcher:
             self.quiet.pop(this, None)
 
     def not_seen(self, reason: str, count: int = 1) -> None:
-        """Count something that runs under the current scopes and cannot be seen."""
+        """Count executions under the current scopes that cannot be seen."""
         for scope in STATE.scopes:
             if scope.alive:
                 scope.statistics.count_not_seen(reason, count)
 
-    def note_compiled(self, part: str, way: str) -> None:
+    def note_compiled(self, part: str, mode: str) -> None:
         """Note how a part of the program's compiled code runs under the current scopes."""
         for scope in STATE.scopes:
             if scope.alive:
-                scope.statistics.compiled[part] = way
+                scope.statistics.compiled[part] = mode
 
     # -- forward operators ------------------------------------------------
 
     def plan(
         self, op_id: str, scopes: Sequence[LiveScope] | None = None, key: str = ""
     ) -> ActionPlan | None:
-        """The plan of an operator; None if some scope has yet to analyse it.
+        """The plan of an operator; None if a scope has yet to analyse it.
 
         Args:
             scopes: the answer of :meth:`scopes`, if the driver has asked already.
@@ -163,7 +163,7 @@ class Dispatcher:
         scopes: Sequence[LiveScope] | None = None,
         later: Set[Owner] = frozenset(),
     ) -> OpExecution:
-        """Analyse an operator that is about to run, where that is still to be done.
+        """Run the pending analyses of an operator that is about to run.
 
         Args:
             scopes: the answer of :meth:`scopes`, if the driver has asked already.
@@ -177,7 +177,7 @@ class Dispatcher:
     # -- routines ---------------------------------------------------------
 
     def run(self, action: Action, values: list[Any]) -> list[Any]:
-        """Run a routine on the selected `values`; the list with its results put in.
+        """Run a routine on the selected `values`; return the values with its results.
 
         Returns `values` itself when nothing is changed.
 
@@ -188,10 +188,10 @@ class Dispatcher:
         return self.run_all((action,), values)
 
     def run_all(self, actions: Sequence[Action], values: list[Any]) -> list[Any]:
-        """Run the routines of one point in order, each on the values that the one before left.
+        """Run the routines of one point in order, each on the results of the previous one.
 
-        Tools' code is entered once, and again after each routine that returns values: these are put
-        in place outside of it. Returns and raises what :meth:`run` does.
+        Tools' code is entered once, and again after each routine that returns values, since they
+        are substituted outside of it. Returns and raises as :meth:`run`.
         """
         enter = self.tool_code.enter
         while actions:
@@ -204,11 +204,11 @@ class Dispatcher:
     def _until_result(
         self, actions: Sequence[Action], values: list[Any]
     ) -> tuple[int, Sequence[Any], Sequence[Any], Any]:
-        """Call routines up to one that returns something.
+        """Call routines until one returns a value.
 
         Returns:
-            The number of those called; the values that the last of them selects, in the form in
-            which it got them, too; its result.
+            The number of called routines; the values that the last one selects; these values in the
+            form in which it got them; its result.
 
         Raises:
             SelectionError: a selected position does not exist.
@@ -217,7 +217,7 @@ class Dispatcher:
         shown: Sequence[Any] = ()
         for done, action in enumerate(actions, 1):
             select = action.select
-            # Without a function where all are selected, or none.
+            # Without a call if all values are selected, or none.
             selected = values if select is None else select and self.selected(action, values)
             isolated = self._unboxes and not action.differentiable
             shown = self.unboxed(selected) if isolated else selected
@@ -234,7 +234,7 @@ class Dispatcher:
         result: Any,
         shown: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """`values` with the result of a routine in the selected positions.
+        """Return `values` with the result of a routine in the selected positions.
 
         Returns `values` itself when nothing is changed.
 
@@ -264,7 +264,7 @@ class Dispatcher:
         return values if changed is None else changed
 
     def note_substitute(self, output: Any, substitute: Any, op_id: str) -> None:
-        """Notify the tools that track tensors of the substitute of an output."""
+        """Notify tools that track tensors that a substitute replaces an output."""
         for scope in self.scopes():
             for tool in scope.followers:
                 try:
@@ -281,11 +281,11 @@ class Dispatcher:
         return [None if value is None else unbox(value) for value in values]
 
     def replace(self, action: Action, values: list[Any], call: OpCall | None = None) -> Any:
-        """Run the replacement of an operator; it takes part in AD as the operator would.
+        """Run the replacement of an operator, which takes part in AD as the operator would.
 
         Args:
-            call: the execution that is replaced, where executions of one operator can
-                differ in attributes: the functions that tools were given follow it.
+            call: the replaced execution, if executions of one operator can differ in attributes:
+                functions of :meth:`OpContext.get_function` run with its attributes.
         """
         selected = self.selected(action, values)
         thread = vars(STATE)
@@ -301,7 +301,7 @@ class Dispatcher:
     def replaced_outputs(
         self, action: Action, values: list[Any], call: OpCall | None = None
     ) -> list[Any]:
-        """Run the replacement of an operator; its output tensors as a flat list.
+        """Run the replacement of an operator; return its output tensors as a flat list.
 
         Raises:
             RoutineResultError: it returned something else than one or more tensors.
@@ -322,7 +322,7 @@ class Dispatcher:
 
         Args:
             shown: its tensors.
-            function: is called instead of the routine; None to call that.
+            function: function to call instead of the routine; None for the routine.
         """
         called, kwargs = action.func if function is None else function, action.kwargs
         takes_part = action.differentiable or action.kind in _REPLACEMENTS
@@ -379,7 +379,7 @@ class Dispatcher:
     def analyse(
         self, scope: LiveScope, record: OpRecord, point: InstPoint, only: set[Owner] | None
     ) -> None:
-        """Run the analysis routines of one point (of `only` these tools)."""
+        """Run the analysis routines of one point; with `only`, of these tools."""
         tools: Sequence[Tool] = ()
         if scope.analyses_at(point):
             tools = scope.tools
@@ -406,7 +406,7 @@ class Dispatcher:
     ) -> None:
         """Call code of a scope's tools that is not a routine: isolated from AD.
 
-        A driver may have a faster way to do it (`Driver.dispatcher_class`).
+        A driver may override it to be faster (`Driver.dispatcher_class`).
         """
         contexts = self.driver.vanilla(), self.driver.ad_isolated()
         self.tool_code.enter(function, *args, contexts=contexts, scopes=(scope,))
@@ -436,14 +436,14 @@ class OpExecution:
         self._plan()
 
     def sees_outputs(self) -> bool:
-        """True if an analysis of the outputs, which may record further actions, is to run."""
+        """True if there are analyses of the outputs, which may record further actions."""
         for scope in self._scopes:  # noqa: SIM110 - a generator would cost frames
             if scope.analyses_at(InstPoint.AFTER_FORWARD_OP):
                 return True
         return False
 
     def finish(self, outputs: Sequence[Any]) -> ActionPlan:
-        """Run the analyses that see the outputs; returns the completed plan."""
+        """Run the analyses of the outputs; return the complete plan."""
         shown = self._dispatcher.unboxed(outputs)
         tool_locked(self._analyse_after, shown)
         if self._recorded() != self._planned:
@@ -463,7 +463,7 @@ class OpExecution:
 
     def _analyse_before(self) -> None:
         call = self._call
-        # Properties: asked once.
+        # Properties: read once.
         key, driver = call.key, self._dispatcher.driver
         for scope in self._scopes:
             record: OpRecord | None = scope.cache.get(key)
@@ -495,7 +495,7 @@ class OpExecution:
         state = record.state
         state.call, state.outputs = self._call, outputs
         if not self._is_new:
-            # Executions of one id may differ in form: an earlier one may have raised.
+            # Executions of one id may differ in arguments: an earlier one may have raised.
             state.attributes, state.names = self._call.attributes, self._call.names
         try:
             self._dispatcher.analyse(scope, record, point, only)
@@ -516,16 +516,17 @@ class OpExecution:
 def run_analyses(
     scope: LiveScope, tools: Sequence[Tool], record: OpRecord, point: InstPoint
 ) -> None:
-    """Run the analysis routines of one point, and what tools do before and after them.
+    """Run the analysis routines of one point, with ``before_analyses`` and ``after_analyses`` of
+    tools.
 
     Args:
-        tools: whose they are, among those of the scope.
+        tools: the tools, in order, some or all of the scope's.
     """
     context, state, op_filter = record.context, record.state, scope.op_filter
     tool: Tool | None = None
     running: Callable[[Any], Any] | None = None
     try:
-        # At each operator that is new: a function for each routine would be a frame more.
+        # At each new operator: a function for each routine would cost a frame.
         registered, turns = REGISTERED.count, scope.turns(point)
         for tool in tools:
             state.tool, running = tool, turns[id(tool)][0]
@@ -536,7 +537,7 @@ def run_analyses(
                 # An analysis has added another one, perhaps of this tool.
                 registered, turns = REGISTERED.count, scope.turns(point)
             routines = turns[id(tool)][1]
-            # Asked where the first tool has an analysis: the mapping rules have run by then.
+            # Called when the first tool has an analysis: the mapping rules have run by then.
             if routines and (op_filter is None or record.is_selected(op_filter)):
                 for running in routines:
                     running(context)

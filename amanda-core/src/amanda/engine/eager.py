@@ -1,6 +1,6 @@
 """The base class of drivers for frameworks that run operators at once.
 
-A driver replaces the function of the framework that runs an operator, and hands each call on::
+A driver replaces the function of the framework that runs operators, and passes on each call::
 
     class ToyDriver(EagerDriver):
         def patch(self, patches):
@@ -62,9 +62,9 @@ class DriverThread(threading.local):
     Attributes:
         vanilla: depth of code that is not instrumented.
         backward: depth of backward passes.
-        operator: the operator that computes now, or the backward operator, which makes nodes where
-            its gradients are to be differentiated; None outside of one.
-        phase: what operators outside of modules belong to; "" where the driver says it for each.
+        operator: the running operator, or the running backward operator, which makes nodes if its
+            gradients are to be differentiated; None outside of operators.
+        phase: phase of operators outside of modules; "" if the driver determines it for each.
         modules: depth of module calls.
     """
 
@@ -117,7 +117,7 @@ class OperatorRun:
         self._handle = OpHandle(self._call.op_id, self._scopes, past, [])
 
     def run(self) -> Any:
-        """The operator's result as the user gets it."""
+        """Run the operator; return its result for the user."""
         dispatcher = self._dispatcher
         plan = dispatcher.plan(self._call.op_id, self._scopes)
         analysis: OpExecution | None = None
@@ -125,7 +125,7 @@ class OperatorRun:
             analysis = dispatcher.begin(self._call, self._scopes)
             plan = analysis.plan
         self.inputs = dispatcher.run_all(plan.before, self.inputs)
-        # An analysis that sees the outputs may yet record actions on gradients.
+        # An analysis of the outputs may still record actions on gradients.
         acts = plan.acts_on_gradients or (analysis is not None and analysis.sees_outputs())
         if self._driver.differentiate is not None and (acts or plan.claims):
             outputs, plan = self._run_differentiated(plan, analysis)
@@ -155,7 +155,7 @@ class OperatorRun:
     # -- the operator itself ----------------------------------------------
 
     def _compute(self, plan: ActionPlan, inputs: Tensors) -> Tensors:
-        """The flat outputs of the operator or its replacement."""
+        """Run the operator or its replacement; return the flat outputs."""
         if plan.replace is not None:
             return self._dispatcher.replaced_outputs(plan.replace, inputs, self._call)
         with self._driver.vanilla():
@@ -165,7 +165,7 @@ class OperatorRun:
     def _run_recorded(
         self, plan: ActionPlan, analysis: OpExecution | None, acts: bool
     ) -> tuple[Tensors, ActionPlan]:
-        """Run the operator where the framework records its backward operators."""
+        """Run the operator; the framework records its backward operators."""
         gradients = OperatorGradients(self._dispatcher, self._handle)
         if acts:
             self.inputs = self._passing(self.inputs, gradients.after)
@@ -205,16 +205,16 @@ class OperatorRun:
     def _finish(
         self, plan: ActionPlan, analysis: OpExecution | None, outputs: Tensors
     ) -> ActionPlan:
-        """The complete plan, when the outputs are there."""
+        """Return the complete plan, once the outputs are known."""
         shown = self._dispatcher.unboxed(outputs)
-        # The backward calls hold this very list.
+        # Calls of backward operators hold this list.
         self._handle.outputs += [self._past(tensor) for tensor in shown]  # type: ignore[operator]
         return plan if analysis is None else analysis.finish(outputs)
 
     def _handed_on(self, outputs: Tensors) -> Tensors:
-        """Note that `outputs`, which have a graph of ours, are handed on and not those computed.
+        """Note that `outputs`, which have a graph of ours, replace the computed outputs.
 
-        The user holds them, so that a backward analysis can read them.
+        The user holds them, so that backward analyses can read them.
         """
         past: Any = self._handle.outputs
         for entry, tensor in zip(past, self._dispatcher.unboxed(outputs), strict=True):
@@ -232,7 +232,7 @@ class OperatorRun:
         try:
             return self._driver.reference(tensor)
         except TypeError:
-            # It takes no weak reference, such as a scalar of NumPy: it is gone at once.
+            # Without weak references, as of a scalar of NumPy, the tensor counts as released.
             return _gone
 
     # -- gradients --------------------------------------------------------
@@ -271,14 +271,14 @@ class OperatorRun:
         return passing
 
     def _wanted(self, tensors: Tensors) -> list[int]:
-        """The positions of the tensors that want a gradient."""
+        """The positions of the tensors that need a gradient."""
         wants = self._driver.wants_gradient
         return [i for i, tensor in enumerate(tensors) if tensor is not None and wants(tensor)]
 
     def _with_replaced_gradients(self, gradients: OperatorGradients, outputs: Tensors) -> Tensors:
-        """`outputs` whose gradients go past the operator's own backward operators to its inputs.
+        """Return `outputs` whose gradients bypass the operator's own backward operators.
 
-        In a backward pass after the scope they go to the operator's own, as without Amanda.
+        In a backward pass after the scope the operator's own ones run, as without Amanda.
         """
         count = len(self.inputs)
 
@@ -294,7 +294,8 @@ class OperatorRun:
     def _connected(
         self, outputs: Tensors, sources: Tensors, vjp: Callable[[Gradients], Gradients]
     ) -> Tensors:
-        """`outputs` whose gradients go through `vjp` to the `sources` that want a gradient."""
+        """Return `outputs` whose gradients pass through `vjp` to the `sources` that need a
+        gradient."""
         wanted = self._wanted(sources)
         if not wanted or not outputs:
             return outputs
@@ -337,14 +338,15 @@ class EagerDriver(Driver):
         return None
 
     def shape_of(self, tensor: Any) -> Any:
-        """The shape of a tensor, which a value in its place must have for its gradient to pass."""
+        """The shape of a tensor; a substitute needs the same shape for its gradient to pass."""
         return getattr(tensor, "shape", None)
 
     def reference(self, tensor: Any) -> Callable[[], Any]:
-        """A function that gives `tensor` while it lives, then None, and does not keep it alive.
+        """A function that returns `tensor` while it is alive, then None, and does not keep it
+        alive.
 
-        Backward analyses read forward tensors by it. Overridden where tensors take no weak
-        references, but something does that lives as long, such as their buffer: it may give
+        Backward analyses read forward tensors through it. To be overridden if tensors take no weak
+        references, but an object with the same lifetime does, such as their buffer: it may return
         another tensor on that.
 
         Raises:
@@ -359,20 +361,21 @@ class EagerDriver(Driver):
     def with_vjp(
         self, outputs: Tensors, inputs: Tensors, vjp: Callable[[Gradients], Gradients]
     ) -> Tensors:
-        """Tensors with the values of `outputs` whose gradients go through `vjp` to `inputs`.
+        """Return tensors with the values of `outputs` whose gradients pass through `vjp` to
+        `inputs`.
 
         Needed with ``Capability.BACKWARD``. Called within :meth:`vanilla`.
 
         Args:
             outputs: one or more tensors.
-            inputs: one or more tensors that want a gradient.
-            vjp: to be called in a backward pass with the gradients of all outputs (None where
-                there is none); gives one gradient for each input (None: none goes there).
+            inputs: one or more tensors that need a gradient.
+            vjp: function to call in a backward pass with the gradients of all outputs, None for
+                missing ones; returns one gradient for each input, None for no gradient.
         """
         raise NotImplementedError(f"{self.name} has no with_vjp()")
 
     def straight_through(self, value: Any, old: Any) -> Any:
-        """`value` with a gradient that passes unchanged to `old`, which it stands in for."""
+        """Return `value`, whose gradient passes unchanged to `old`, which it replaces."""
         return self.connected([value], [old], list)[0] if self.wants_gradient(old) else value
 
     def connected(
@@ -392,8 +395,8 @@ class EagerDriver(Driver):
     def claim_nodes(self, operator: OperatorRun, outputs: Tensors) -> None:
         """Claim backward operators that are found in the graph of `outputs`.
 
-        Called when an operator has run and tools look at its backward operators; for nodes
-        that are not met when the framework makes them.
+        Called after an operator if tools analyse its backward operators; for frameworks in which
+        the creation of nodes cannot be intercepted.
         """
 
     def phase_outside(self, inputs: Tensors) -> Phase:
@@ -406,7 +409,7 @@ class EagerDriver(Driver):
     # -- life cycle -------------------------------------------------------
 
     def exit_thread(self) -> None:
-        """The next scope of this thread counts anew."""
+        """Forget counters: the next scope of this thread begins with new ones."""
         self.ids.forget()
 
     def new_iteration(self) -> None:
@@ -435,12 +438,12 @@ class EagerDriver(Driver):
     def signature(
         self, function: Any, tensors: Sequence[str] | None = None, known: Any = None
     ) -> Signature:
-        """The declared parameters of an operator, remembered by `function`.
+        """The declared parameters of an operator, cached by `function`.
 
         Args:
             function: the operator, hashable.
-            tensors: the parameters that take tensors, if that is known.
-            known: the signature or the function that has it, if it is not `function`.
+            tensors: names of the parameters that take tensors, if known.
+            known: the signature, or the function with the signature, if not `function`.
         """
         signature = self._signatures.get(function)
         if signature is None:
@@ -467,7 +470,7 @@ class EagerDriver(Driver):
             function: the vanilla operator, called with arguments of this form.
 
         Returns:
-            The result of `function`, its tensors as the routines have left them.
+            The result of `function`, with the tensors that routines have returned.
         """
         try:
             arguments = signature.bind(args, kwargs)
@@ -501,10 +504,10 @@ class EagerDriver(Driver):
     ) -> Iterator[Callable[[Any], Any]]:
         """A call of a module, whose path is part of the ids of its operators.
 
-        Gives a function to be called with the result of the module, which it returns.
+        Yields a function to be called with the result of the module, which it returns.
 
         Args:
-            inputs: what the module is given, for tools that have routines at modules.
+            inputs: inputs of the module, for tools with routines at modules.
         """
         if not self.is_active:
             yield lambda result: result
@@ -533,7 +536,7 @@ class EagerDriver(Driver):
         return self.dispatcher.unboxed(_flat(value, self.is_tensor)[0])
 
     def trains(self, module: Any) -> bool:
-        """True if a module is called for training: gradients of its result may be asked for."""
+        """True if a module is called for training: gradients of its result may be computed."""
         return True
 
     @contextmanager
@@ -556,8 +559,8 @@ class EagerDriver(Driver):
         """A backward pass: its operators are not forward operators, its end ends an iteration.
 
         Args:
-            continues: the program goes on to compute with its gradients, as where they are to be
-                differentiated: it ends no iteration. Nor does a pass within a module.
+            continues: True if the program computes with the gradients, as to differentiate them:
+                such a pass ends no iteration, nor does a pass within a module.
         """
         thread, points = self.thread, self.dispatcher.points
         continues = continues or thread.modules > 0
@@ -605,7 +608,7 @@ class EagerDriver(Driver):
             self.dispatcher.not_seen("backward ops of no forward op in the scope")
 
     def substitute(self, old: Any, new: Any, action: Action) -> Any:
-        """`new`, whose gradient passes straight through to `old` (contract rule 7).
+        """Return `new`, whose gradient passes straight through to `old` (contract rule 7).
 
         Raises:
             RoutineResultError: the shapes differ.
@@ -621,7 +624,7 @@ class EagerDriver(Driver):
         return self.straight_through(self.unbox(new), old)
 
     def unseen(self, vanilla: Callable[[Gradients], Sequence[Any]]) -> Callable[[Gradients], Any]:
-        """`vanilla`, whose own operators are not instrumented."""
+        """Return `vanilla`, with its own operators not instrumented."""
 
         def run(gradients: Gradients) -> Any:
             with self.vanilla():
@@ -631,7 +634,8 @@ class EagerDriver(Driver):
 
 
 def _flat(result: Any, is_tensor: Callable[[Any], bool]) -> tuple[Tensors, Rebuild]:
-    """The tensors of an operator's result, and a function that puts others in their place."""
+    """The tensors of an operator's result, and a function that rebuilds the result with other
+    tensors."""
     if result is not None and is_tensor(result):
         return [result], lambda outputs: outputs[0]
     if not isinstance(result, (list, tuple)):

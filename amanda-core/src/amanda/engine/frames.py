@@ -1,4 +1,4 @@
-"""Frames of the program: the line that has led to code of Amanda, and warnings there.
+"""Frames of the program: the line that has called Amanda, and warnings at that line.
 
 ``warn_at(calling_frame(("torch",)), "...")`` warns at the line that has called PyTorch.
 """
@@ -27,7 +27,7 @@ def module_of(frame: FrameType | None) -> str:
 
 
 def warn_at(frame: FrameType | None, text: str) -> None:
-    """Warn (CoverageWarning) at a frame's line, whatever number of frames lies between."""
+    """Warn (CoverageWarning) at a frame's line, for any number of frames between."""
     file, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
     registry = {} if frame is None else frame.f_globals.setdefault("__warningregistry__", {})
     warnings.warn_explicit(text, CoverageWarning, file, line, module_of(frame), registry)

@@ -1,4 +1,4 @@
-"""Collections of garbage, which wait while analyses run: finalizers are code of the program."""
+"""Defers garbage collections while analyses run: finalizers are code of the program."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _stop(thread: int) -> None:
 
 
 def _restart(thread: int) -> None:
-    """End what a thread has stopped; harmless when called twice."""
+    """Restart the collector that a thread has stopped; harmless when called twice."""
     if {thread: True} == _STOPPED:
         gc.enable()
     _STOPPED.pop(thread, None)
 
 
 def forget_threads() -> None:
-    """Forget, in a forked child, the threads that do not exist there."""
+    """Forget, in a forked child, threads that do not exist there."""
     for thread in _STOPPED.keys() - {threading.get_ident()}:
         _restart(thread)

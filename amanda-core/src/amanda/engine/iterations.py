@@ -1,13 +1,12 @@
-"""Where the iterations of a program end, found from its passes and optimizer steps.
+"""Finds the ends of a program's iterations from its passes and optimizer steps.
 
-An iteration ends where an optimizer has stepped. Without one it ends where the next one begins: a
-forward pass after a backward pass; in inference the next call of the same outermost module. A
-backward pass outside of modules, without an optimizer, ends its iteration itself, unless its
-gradients are differentiated. Nothing tells where the forward pass of such functional code begins:
-it is what has run since the last iteration.
-Evaluations before, between and after steps of training belong to no iteration. Where a pass raises,
-its iteration begins again with the next forward pass; after a forward pass that has raised, a
-backward pass goes on with it.
+An iteration ends after a step of an optimizer. Without an optimizer it ends when the next one
+begins: with a forward pass after a backward pass, or in inference with the next call of the same
+outermost module. A backward pass outside of modules, without an optimizer, ends its iteration
+itself, unless its gradients are differentiated. The forward pass of such functional code begins at
+the end of the last iteration. Evaluations before, between and after steps of training belong to no
+iteration. After a pass that raises, the iteration begins again with the next forward pass; a
+backward pass after a forward pass that has raised continues the iteration.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ class Iterations:
     """The iterations under one scope.
 
     Attributes:
-        count: how many iterations have ended, which is also the number (from 0) of the current one.
-        begin, end: when the last one began and ended, in seconds of ``time.perf_counter``.
+        count: number of ended iterations, which is also the number (from 0) of the current one.
+        begin, end: times of the last one's begin and end, in seconds of ``time.perf_counter``.
         forwards: depth of calls of outermost modules, in all threads.
         optimizing: True while an optimizer steps.
         contiguous: True if the current one began at the end of the last iteration, or at the start
@@ -43,7 +42,7 @@ class Iterations:
         self._trains = False
         self._seen_this_step = False
         self._backwards = 0
-        # Backward passes that run now, and whether an optimizer has stepped in one, as in a hook.
+        # Running backward passes, and whether an optimizer has stepped in one, as in a hook.
         self._running, self._steps_within = 0, False
         self._is_training = False
         self._has_gradients = self._has_failed = False
@@ -62,15 +61,16 @@ class Iterations:
         differentiates: bool = False,
         will_step: Callable[[], bool] = bool,
     ) -> bool:
-        """A call of an outermost module begins; returns True if it is a forward pass of its own.
+        """Note that a call of an outermost module begins; return True if it is a forward pass of
+        its own.
 
         Args:
-            model: tells the module from others.
+            model: identifies the module.
             trains: True if it is in training, with gradients.
-            emit: called with each point that is passed.
+            emit: function to call with each point of iterations.
             differentiates: True if the gradients are computed with it, as in a run of a graph.
-            will_step: True if an optimizer has its weights; asked once, where passes before the
-                first step could be iterations.
+            will_step: function that returns True if an optimizer has its weights; called once, if
+                passes before the first step could be iterations.
         """
         if not self.forwards:
             self._drop_failed()
@@ -95,21 +95,21 @@ class Iterations:
         return True
 
     def forward_ends(self, failed: bool) -> bool:
-        """A call of an outermost module has ended; returns True if no other one runs."""
+        """Note that a call of an outermost module has ended; return True if no other one runs."""
         self.forwards = max(0, self.forwards - 1)
         self._has_failed |= failed and not self.forwards
         return not self.forwards
 
     def _drop_failed(self) -> None:
-        """Forget the iteration in which a pass has raised: the next one has its number."""
+        """Forget an iteration in which a pass has raised: the next one gets its number."""
         if self._has_failed:
             self._is_open = self._is_training = self._has_failed = self._steps_within = False
             self._backwards, self._called = 0, {}
 
     def _is_next(self, model: str, differentiates: bool, will_step: Callable[[], bool]) -> bool:
-        """True if a call of an outermost module that begins now begins another iteration.
+        """True if a call of an outermost module now begins a new iteration.
 
-        It cannot belong to the one that runs.
+        Such a call cannot belong to the current iteration.
         """
         # An optimizer may call the model itself, several times in a step.
         if not self._is_open or self.forwards or (self.optimizing and self._is_training):
@@ -145,10 +145,10 @@ class Iterations:
         return self._trains or bool(self._will_step)
 
     def backward_begins(self, emit: Emit, continues: bool = False) -> None:
-        """A backward pass begins.
+        """Note that a backward pass begins.
 
         Args:
-            continues: the forward pass goes on after it, with the gradients.
+            continues: True if the forward pass continues after it, with the gradients.
         """
         is_functional = not self._has_modules
         self._has_failed = False
@@ -158,7 +158,7 @@ class Iterations:
         self._is_training = self._has_gradients = True
 
     def backward_ends(self, emit: Emit, continues: bool = False, failed: bool = False) -> None:
-        """A backward pass has ended, or raised."""
+        """Note that a backward pass has ended, or raised."""
         self._running -= 1
         if failed and not continues:
             self._has_failed = True
@@ -172,15 +172,14 @@ class Iterations:
             self._close(emit)
 
     def optimizer_ends(self, emit: Emit) -> None:
-        """An optimizer has stepped."""
+        """Note that an optimizer has stepped."""
         if self._running:
-            # The gradients of others follow.
+            # Gradients for other optimizers follow.
             self._steps_within = True
             return
         self._seen_this_step = True
         if not self._trains:
-            # What was counted as iterations so far were accumulation passes of this one: take the
-            # count back.
+            # The iterations counted so far were accumulation passes of this one: undo the count.
             self._trains = self._has_gradients = True
             if self._first_ambiguous is not None:
                 self.count, self._is_open = self._first_ambiguous, True
@@ -188,13 +187,13 @@ class Iterations:
             self._ended(emit)
 
     def new_iteration(self, emit: Emit) -> None:
-        """The program says that an iteration has ended."""
+        """End an iteration at the program's request."""
         is_seen, self._seen_this_step = self._seen_this_step, False
         if self._is_open or not is_seen:
             self._ended(emit)
 
     def finish(self, emit: Emit) -> None:
-        """The end of the scope: an iteration without an optimizer is complete."""
+        """End the last iteration at the end of the scope, unless an optimizer would end it."""
         if self._is_open and not (self.forwards or self._trains or self._has_failed):
             self._close(emit)
 

@@ -1,4 +1,4 @@
-"""Notes on exceptions that tools' code raises: the tool, and the operator or point.
+"""Adds notes to exceptions of tools' code: the tool, and the operator or point.
 
 ``note(error, "ScaleTool.double", "Net.fc/linear:0")`` adds the line ``amanda: raised in
 ScaleTool.double at op Net.fc/linear:0`` below the traceback.
@@ -13,7 +13,7 @@ from amanda.state import ATTACHED
 def note(error: BaseException, who: str, op_id: str, point: str = "op ") -> None:
     """Add a note naming tool, routine and op id to an exception on its way to the user.
 
-    An interrupt comes from the user: where it hit is chance.
+    An interrupt comes from the user: its place is arbitrary.
     """
     if isinstance(error, KeyboardInterrupt):
         return

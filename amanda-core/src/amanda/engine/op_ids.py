@@ -1,12 +1,12 @@
 """Operator ids of eager drivers: readable, and equal across iterations and processes.
 
 An id is ``<class of the outermost module>.<module path>/<operator>:<k>``, where k counts the
-operators of that name within the module call. Code outside of modules has no prefix, and is
-counted within an iteration. The second instance of a class is ``Net@1``, the second call of a
-module within the outermost one ``path#1``. Outside of modules the operators of each phase are
-counted on their own: ``/mul:0`` is the first one of the forward phase, ``/optimizer/mul:0`` one of
-an optimizer. From the 1,001st of a name in an iteration on, operators outside of modules share the
-id of the line that calls them, ``/mul:train.12``, in the phases of :data:`SHARING` only.
+operators of that name within the module call. Code outside of modules has no prefix, and is counted
+within an iteration. The second instance of a class is ``Net@1``, the second call of a module within
+the outermost one ``path#1``. Outside of modules the operators of each phase are counted separately:
+``/mul:0`` is the first of the forward phase, ``/optimizer/mul:0`` the first of an optimizer. In the
+phases of :data:`SHARING`, operators outside of modules share the id of the calling line,
+``/mul:train.12``, from the 1,001st of a name in an iteration on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from amanda.interface.specs import Phase
 NamedModules = Callable[[], Iterable[tuple[str, Any]]]
 
 MANY = 1_000
-"""Operators of one name outside of modules, in one iteration, that have ids of their own."""
+"""Operators of one name outside of modules, in one iteration, with ids of their own."""
 
 SHARING: frozenset[str] = frozenset({"forward", "other"})
 """The phases whose further operators share ids."""
@@ -33,12 +33,12 @@ SHARING: frozenset[str] = frozenset({"forward", "other"})
 def shared_id(prefix: str, op_name: str, count: int, framework: str) -> str:
     """The id shared by all operators of one name that one source line calls outside of modules.
 
-    For loops without an end of an iteration, which would otherwise take time and memory for a new
-    operator in each execution.
+    For loops without iterations, in which each execution would otherwise be a new operator and take
+    time and memory.
 
     Args:
-        prefix, op_name, count: of the id that it would have.
-        framework: the package whose code is not taken for the calling line.
+        prefix, op_name, count: parts of the unshared id.
+        framework: the package whose frames are skipped to find the calling line.
     """
     frame = calling_frame((framework,))
     if count == MANY:
@@ -71,7 +71,7 @@ class OpIds(threading.local):
         self.forget()
 
     def forget(self) -> None:
-        """Start anew, for the next scope of this thread."""
+        """Forget all counters, for the next scope of this thread."""
         self._asides: dict[str, _CountedCall] = {}
         self.restart()
         self._calls: list[_CountedCall] = []
@@ -84,7 +84,7 @@ class OpIds(threading.local):
     def restart(self) -> None:
         """Restart the counters of code outside of modules: a new iteration."""
         self._outside = _CountedCall()
-        # What builds models is not part of an iteration.
+        # Building models is no part of an iteration.
         self._asides = {name: call for name, call in self._asides.items() if name == "setup"}
         self._met: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -103,7 +103,7 @@ class OpIds(threading.local):
 
         Args:
             op_name: its name.
-            phase: what it belongs to, which outside of modules is a part of the id.
+            phase: its phase, which is a part of the id outside of modules.
         """
         if self._calls:
             call = self._calls[-1]
@@ -121,12 +121,12 @@ class OpIds(threading.local):
 
     @contextmanager
     def within(self, module: Any, named_modules: NamedModules) -> Iterator[None]:
-        """A call of `module`: operators in it are counted on their own.
+        """The context of a call of `module`, whose operators are counted separately.
 
         Args:
             module: hashable and weakly referenceable.
-            named_modules: path and module of `module` ("") and of all modules below it; asked
-                where `module` is the outermost one.
+            named_modules: yields path and module of `module` ("") and of all modules in it; called
+                if `module` is the outermost one.
         """
         calls = self._calls  # a scope may end within the call
         calls.append(self._inner(module) if calls else self._outermost(module, named_modules))

@@ -1,7 +1,7 @@
 """Action plans: all actions on one operator, compiled from its records.
 
-``compile_plan(op_id, scopes, records)`` takes what the tools of each scope have recorded, and gives
-the actions of each kind in running order, lowered to steps (``amanda.inline.steps``).
+``compile_plan(op_id, scopes, records)`` puts the recorded actions of all scopes into running order,
+by kind, and lowers them to steps (``amanda.inline.steps``).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _KINDS = tuple(ActionKind)
 class ActionPlan:
     """All actions on one operator, of all tools of all active scopes, in running order.
 
-    A plan is false when the operator runs vanilla.
+    A plan is false if the operator runs vanilla.
 
     Attributes:
         op_id: the operator's id.
         before, after: routines around the forward op.
-        steps_before, steps_after: the steps that these come down to, one for each.
-        replace: the action that stands in for the op, if any.
+        steps_before, steps_after: the steps of these routines, one for each.
+        replace: the action that replaces the operator, if any.
         before_backward, after_backward: routines on the whole operator's
             output gradients and input gradients.
         replace_backward: the whole operator's vector-Jacobian product, if any.
         claims: whether some tool analyses backward operators, so that the driver has
             to find the backward operators of this one.
-        driver_data: free for the driver, e.g. facts that it has learned of the operator.
-        around: what its actions ask of the driver; false if there are none.
+        driver_data: an object of the driver, such as facts about the operator.
+        around: requirements of its actions on the driver; false without actions.
         acts_on_gradients: whether an action acts on the gradients of the whole operator.
     """
 
@@ -73,7 +73,7 @@ class ActionPlan:
 
     @property
     def is_blind(self) -> bool:
-        """True if there are actions, none of which is given a tensor: counters and timers."""
+        """True if there are actions, and none of them gets a tensor: counters and timers."""
         return self.around is Around.BLIND
 
 
@@ -81,7 +81,7 @@ EMPTY_PLAN = ActionPlan("")
 
 
 def find_replacement(records: Sequence[OpRecord], kind: ActionKind) -> Action | None:
-    """The one replacement among the records, None if there is none.
+    """The only replacement among the records; None without one.
 
     Raises:
         ReplacementConflictError: there are two.
@@ -98,10 +98,10 @@ def find_replacement(records: Sequence[OpRecord], kind: ActionKind) -> Action | 
 def compile_plan(
     op_id: str, scopes: Sequence[LiveScope], records: Sequence[OpRecord]
 ) -> ActionPlan:
-    """The plan that the records of one operator add up to.
+    """The plan made from the records of one operator.
 
     Args:
-        records: one for each scope, outermost first.
+        records: a record for each scope, outermost first.
 
     Raises:
         ReplacementConflictError: two of them replace the operator.

@@ -22,7 +22,7 @@ class OpRecord:
     """The record of one forward or backward operator in one scope.
 
     Attributes:
-        context: the context that its analyses are given.
+        context: the context that its analyses get.
         state: the engine's side of the context, with the recorded actions.
         analysed: points whose analyses have run.
         redo: tools whose analyses have to run again, by point.
@@ -77,13 +77,14 @@ class OpRecord:
             self.redo.setdefault(point, set()).add(tool)
 
     def drop_all(self, tool: Owner) -> None:
-        """As :meth:`drop`, of the operator and of its backward operators."""
+        """Drop the actions of `tool` on the operator and on its backward operators, see
+        :meth:`drop`."""
         self.drop(tool)
         for child in tuple(self.children.values()):
             child.drop(tool)
 
     def sort(self, tools: Sequence[Owner]) -> None:
-        """Bring the actions into the order of `tools`, whenever they were recorded."""
+        """Sort the actions into the order of `tools`."""
         rank: dict[int, int] = {}
         for kind, actions in self.state.actions.items():
             if len(actions) > 1:
@@ -93,7 +94,7 @@ class OpRecord:
     def note_analysed(self, point: InstPoint) -> None:
         """Note that the analyses of a point have run."""
         points = self.analysed | {point}
-        # One of each for all records.
+        # Equal sets are one object for all records.
         self.analysed = _POINTS.setdefault(points, points)
 
     @property
@@ -121,8 +122,7 @@ class ActionCache:
 
     def __init__(self) -> None:
         self._records: dict[str, OpRecord] = {}
-        # The keys that differ from the operator id, by id: a model has the same ids in several
-        # graphs.
+        # Keys that differ from the operator id, by id: a model has the same ids in several graphs.
         self._other_keys: dict[str, dict[str, None]] = {}
         self._forgotten = [0, 0, 0]
 
@@ -164,7 +164,7 @@ class ActionCache:
         found = self._of_op(op_id)
         for record in found:
             record.drop_all(tool)
-        # A tool may ask for each operator of a program, one after the other.
+        # A tool may call this for each operator of a program.
         for record in () if found else self._with_child(op_id):
             record.children[op_id].drop(tool)
 
@@ -182,10 +182,10 @@ class ActionCache:
         return found or [record for record in self if backward_id in record.children]
 
     def forget(self, model: str) -> None:
-        """Drop the records of a model none of whose operators can run again, forward or backward.
+        """Drop the records of a model whose operators cannot run again, forward or backward.
 
         Args:
-            model: what the keys of its records begin with, before a dot, a slash or a ``#``.
+            model: beginning of the keys of its records, before a dot, a slash or a ``#``.
         """
         ends = tuple(f"{model}{end}" for end in "./#")
         keys = [key for key in tuple(self._records) if key.startswith(ends)]
@@ -194,8 +194,8 @@ class ActionCache:
             self._forgotten[index] += count
 
     def counts(self) -> tuple[int, int, int]:
-        """The numbers of forward and of backward operators seen, and of both with actions; those of
-        models that are gone included."""
+        """The numbers of seen forward operators, of seen backward operators, and of operators with
+        actions, including deleted models."""
         ops, backward_ops, instrumented = self._forgotten
         now = _counts(tuple(self._records.values()))
         return ops + now[0], backward_ops + now[1], instrumented + now[2]
@@ -221,7 +221,7 @@ class DryRun(Protocol):
     def note(
         self, backward: OpRecord, grad_outputs: Sequence[Any], grad_inputs: Sequence[Any] | None
     ) -> None:
-        """A backward operator is executed.
+        """Note the execution of a backward operator.
 
         Args:
             backward: its record in one scope.

@@ -1,15 +1,15 @@
-"""Handlers of signals, which run as code of the program also where a tool's code is interrupted.
+"""Defers the program's signal handlers while a tool's code runs.
 
-Where a tool's code, or what surrounds it, has changed the state of the main thread, a handler of
-the program's waits until that is restored (:func:`amanda.state.deliver`). While scopes of the main
-thread are live, the handlers are installed within deferring ones, which the program does not see::
+While a tool's code, or code around it, has changed the state of the main thread, a handler of the
+program waits until the state is restored (:func:`amanda.state.deliver`). While scopes of the main
+thread are live, handlers are wrapped in deferring ones, which the program does not see::
 
     defer_handlers(True)     # a scope has begun
     ...
     defer_handlers(False)    # the last one has ended
 
-The handler of ``KeyboardInterrupt`` and those of Amanda do not wait: they end what runs. Nor do
-those of asyncio, which do nothing.
+The handlers of ``KeyboardInterrupt`` and of Amanda do not wait: they end the program. Handlers of
+asyncio do nothing, and do not wait either.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PATCHES = PatchSet()
 
 
 class _Deferring:
-    """Runs a handler, or lets it wait."""
+    """Calls a handler, or defers the call."""
 
     __slots__ = ("handler",)
 
@@ -46,7 +46,7 @@ class _Deferring:
 
 
 def defer_handlers(wanted: bool) -> None:
-    """Install the program's handlers within deferring ones, or as they were; in the main thread,
+    """Wrap the program's handlers in deferring ones, or restore them; called in the main thread,
     which alone can install handlers."""
     if wanted == bool(_PATCHES):
         return
@@ -67,14 +67,14 @@ _vanilla_signal, _vanilla_getsignal = signal.signal, signal.getsignal
 
 
 def _deferred(handler: Any) -> Any:
-    """The handler to install for one of the program's."""
+    """The handler to install for a handler of the program."""
     module = str(getattr(handler, "__module__", "")).partition(".")[0]
     waits = callable(handler) and handler is not signal.default_int_handler
     return _Deferring(handler) if waits and module not in {"amanda", "asyncio"} else handler
 
 
 def _own(handler: Any) -> Any:
-    """The program's handler in an installed one."""
+    """The program's handler within an installed one."""
     return handler.handler if isinstance(handler, _Deferring) else handler
 
 
@@ -96,8 +96,8 @@ def _wrap_getsignal(vanilla: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def handlers_wait() -> Iterator[None]:
-    """Within it, handlers wait: it is code of a framework that calls tools, in a state of its own,
-    as a backward pass is."""
+    """Within it, handlers wait: for code of a framework that calls tools in a state of its own,
+    such as a backward pass."""
     mark = len(STATE.undo)
     STATE.undo.append((bool, ()))
     try:

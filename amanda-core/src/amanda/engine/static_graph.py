@@ -1,6 +1,6 @@
 """The dispatcher of drivers that rewrite a graph before it runs.
 
-Such a driver copies a graph operator by operator. While a thread does so, inside of
+Such a driver copies a graph operator by operator. In a thread that copies a graph, within
 :meth:`StaticGraphDispatcher.build`, actions are not run but inserted into the copy. Everywhere
 else, as in the threads of a runtime that calls a routine, the dispatcher is an ordinary one::
 
@@ -48,7 +48,7 @@ class StaticGraphDispatcher(Dispatcher, abc.ABC):
             values: the symbolic tensors that the action selects from.
 
         Returns:
-            For each selected tensor the one that takes its place in the graph, or itself.
+            For each selected tensor its substitute in the graph, or the tensor itself.
         """
 
     @abc.abstractmethod
@@ -76,7 +76,7 @@ class StaticGraphDispatcher(Dispatcher, abc.ABC):
             self._current.graph = outer
 
     def run(self, action: Action, values: list[Any]) -> list[Any]:
-        """Insert a routine; `values` with its results in the selected positions."""
+        """Insert a routine; return `values` with its results in the selected positions."""
         graph = self._current.graph
         if graph is None:
             return super().run(action, values)

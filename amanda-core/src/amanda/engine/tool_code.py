@@ -1,6 +1,5 @@
-"""Entering the code of tools: the only place in Python where that is done, but for
-the functions of sums, which compiled code of PyTorch calls under the lock alone
-(``amanda_torch.compiled.deferred``).
+"""Enters the code of tools; the only place in Python that does so, except for functions of sums,
+which compiled code of PyTorch calls under the lock alone (``amanda_torch.compiled.deferred``).
 
 Code of a tool runs alone, vanilla in all drivers, and isolated from automatic differentiation
 unless it takes part in it; its time is charged to the scopes::
@@ -37,7 +36,7 @@ class ToolCode:
         self._switches = _NO_SWITCHES
 
     def bind(self, driver: Driver) -> None:
-        """Tell which driver's operators the code is about."""
+        """Set the driver for whose operators tools' code is entered."""
         self._framework = driver.framework
         self._is_unpaused = not driver.follows_pauses
         self._switches = driver.thread_switches
@@ -51,8 +50,8 @@ class ToolCode:
         isolated: bool = False,
         scopes: Sequence[LiveScope] | None = None,
     ) -> Any:
-        """Call a function in which code of tools runs, of `scopes` or else of all of the thread,
-        within `contexts`, and without automatic differentiation if `isolated`."""
+        """Call a function of tools' code within `contexts`, isolated from automatic differentiation
+        if `isolated`; its time is charged to `scopes`, by default to all scopes of the thread."""
         thread = vars(STATE)
         undo, owned, switches, start = thread["undo"], owns_tool_lock(), self._switches, 0.0
         mark = len(undo)
@@ -66,7 +65,7 @@ class ToolCode:
                 switches.set_recording(False)
             if not owned:
                 _acquire()
-            # The lock makes the sum exact, and waiting for it is not the tool's time.
+            # Under the lock, the sum is exact, and waiting is not charged to the tool.
             start = _clock()
             if contexts or len(UNPAUSED) != self._is_unpaused:
                 return self._within(contexts, function, args)
@@ -101,7 +100,7 @@ class ToolCode:
 
 
 def is_in_tool_code() -> bool:
-    """True if the current thread runs code of a tool now, as its frames tell."""
+    """True if the current thread runs code of a tool, by its frames."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code is ToolCode.enter.__code__:
@@ -112,9 +111,9 @@ def is_in_tool_code() -> bool:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Within it, the current thread runs code of a tool, which no lock guards.
+    """Within it, the current thread runs code of a tool, without the lock.
 
-    The thread's undo list has no part in it: a block that ends within it would unwind that.
+    It does not use the thread's undo list, which a block that ends within it would unwind.
     """
     thread = vars(STATE)
     outer = thread["paused"]
@@ -128,7 +127,7 @@ def paused() -> Iterator[None]:
 
 @contextmanager
 def vanilla_thread() -> Iterator[None]:
-    """As :func:`paused`, told to the drivers, for code that runs outside of an operator."""
+    """As :func:`paused`, with notice to the drivers, for code outside of operators."""
     with paused(), ExitStack() as stack:
         for driver in tuple(ATTACHED.values()):
             stack.enter_context(driver.vanilla())

@@ -16,10 +16,11 @@ A tool inserts them like any other routine::
     ...
     print(counter.count, timer.nanoseconds, change.bytes)
 
-They have the effect of the Python code below, in every mode. A driver may achieve it in another
-way: the graph drivers of TensorFlow count the runs of a graph, instead of calling Python at each of
-its operators; the gate of the PyTorch driver runs them in C. Each says by ``lowered()`` which step
-(:mod:`amanda.inline.steps`) that is; a subclass, which may do something else, is called.
+These routines have the effect of the Python code below, in every mode. A driver may replace the
+code: the graph drivers of TensorFlow count the runs of a graph, instead of calling Python at each
+of its operators; the gate of the PyTorch driver runs the routines in C. The method ``lowered()``
+gives the step (:mod:`amanda.inline.steps`) that stands for a routine. Drivers call the routines of
+subclasses, whose effect may differ.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Log:
 
 
 class _Thread(threading.local):
-    """Native id of the current thread, kept because asking for it takes a system call."""
+    """Native id of the current thread, cached, since reading it takes a system call."""
 
     def __init__(self) -> None:
         self.native = threading.get_native_id()
@@ -196,8 +197,8 @@ class Check(Inline):
             that is not finite. `was_finite` is False if the operator overwrites inputs and one
             of them was not finite before.
         overwrites: whether the operator may write into its inputs, so that these are checked, too,
-            before it runs; None to find out at the first execution, by whether an output is one
-            of the inputs.
+            before it runs; None to decide at the first execution: True if an output is one of the
+            inputs.
         trail: `name` is appended to it after each execution, before `found` is called.
 
     Attributes:
@@ -287,7 +288,7 @@ def _taken(held: dict[int, Any], default: Any) -> Any:
 
 
 def _check_callable(where: str, **functions: Any) -> None:
-    """Check that these arguments can be called, since the error would otherwise come much later."""
+    """Check that the arguments can be called: otherwise the error would come much later."""
     for name, function in functions.items():
         if not callable(function):
             raise TypeError(f"{where} needs a function as {name}, got {function!r}")
@@ -415,7 +416,7 @@ def resident_bytes() -> int:
             _OPEN[process] = os.open(_STATM, os.O_RDONLY)
         return int(os.pread(_OPEN[process], 128, 0).split(None, 2)[1]) * _PAGE
     except (OSError, IndexError, ValueError):
-        # No such file, or a daemon closed all files of its process.
+        # There is no such file, or a daemon has closed all files of its process.
         _OPEN.pop(process, None)
         return 0
 
@@ -442,13 +443,13 @@ class MemoryUse:
         self.peak = 0
 
     def read(self) -> int:
-        """The bytes in use now; the peak takes note of them."""
+        """The bytes in use now; updates the peak."""
         amount = resident_bytes() if self.used is None else self.used()
         self.note(amount)
         return amount
 
     def note(self, amount: int) -> None:
-        """Have the peak take note of bytes that were read in another way."""
+        """Update the peak with bytes that the driver has read."""
         if amount > self.peak:
             self.peak = amount
 

@@ -1,4 +1,4 @@
-"""Steps: what a plan's actions come down to, in a form that drivers and extensions can run.
+"""Steps: the actions of a plan in a form that drivers and extensions can run.
 
 Each action is lowered once, when the plan is made, by the routine that it runs::
 
@@ -8,8 +8,8 @@ Each action is lowered once, when the plan is made, by the routine that it runs:
             step.routine.count += 1
         ...
 
-A routine of :mod:`amanda.inline` says itself which step has its effect (:meth:`Inline.lowered`).
-Any other routine, and one of a subclass, is a :attr:`StepKind.CALL`.
+A routine of :mod:`amanda.inline` gives the step with its effect (:meth:`Inline.lowered`). Any other
+routine, and one of a subclass, is a :attr:`StepKind.CALL`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StepKind(enum.IntEnum):
 
 
 class Around(enum.IntEnum):
-    """What the actions on an operator ask of a driver, from the least to the most."""
+    """The kinds of support that actions on an operator need from a driver, in increasing order."""
 
     NOTHING = 0
     """There are none."""
@@ -102,7 +102,8 @@ def lowered(action: Any) -> Step:
     owner, method = function, None
     if type(function) is MethodType:
         owner, method = function.__self__, function.__func__
-    # Keywords are an error for each of them, or belong to a method that only a subclass has.
+    # These routines take no keywords: an action with keywords is an error, or calls a method of a
+    # subclass.
     if not isinstance(owner, Inline) or action.kwargs:
         return Step(StepKind.CALL, action)
     return owner.lowered(action, method)
@@ -114,7 +115,7 @@ def lowered_all(actions: Sequence[Any]) -> tuple[Step, ...]:
 
 
 def around(steps: Sequence[Step]) -> Around:
-    """What the steps around an operator ask of a driver."""
+    """The support that the steps around an operator need from a driver."""
     found = Around.NOTHING
     # For each new operator: a generator would cost frames.
     for step in steps:

@@ -1,7 +1,7 @@
 """Instrumentation points and actions.
 
 ``context.insert_before_op(routine, inputs=[0])`` records an :class:`Action` of the kind
-``ActionKind.BEFORE_OP``; a plan has the actions on an operator in running order.
+``ActionKind.BEFORE_OP``; a plan contains the actions on an operator in running order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import attrs
 class InstPoint(enum.Enum):
     """The four points of an operator at which an analysis routine may run."""
 
-    # Enum's own goes through Python; these are keys on the path of every operator.
+    # Enum's own hash is written in Python; these are keys at every operator.
     __hash__ = object.__hash__
 
     BEFORE_FORWARD_OP = "before_forward_op"
@@ -26,7 +26,7 @@ class InstPoint(enum.Enum):
 
     @classmethod
     def of(cls, backward: bool, require_outputs: bool) -> InstPoint:
-        """The point that the two arguments of ``Tool.add_inst_for_op`` stand for."""
+        """The point for two arguments of ``Tool.add_inst_for_op``."""
         if backward:
             return cls.AFTER_BACKWARD_OP if require_outputs else cls.BEFORE_BACKWARD_OP
         return cls.AFTER_FORWARD_OP if require_outputs else cls.BEFORE_FORWARD_OP
@@ -85,12 +85,12 @@ class Filter(Protocol):
         """Tools that act first in a scope with this filter."""
 
     def selects(self, context: Any) -> bool:
-        """True if the tools' analyses see an operator; asked once for each record of one."""
+        """True if the tools' analyses see an operator; called once for each record."""
 
     def restrict(self, action: Action) -> Action:
         """An action that tools have recorded, restricted to the selected executions.
 
-        An action that is restricted already is returned as it is.
+        A restricted action is returned unchanged.
         """
 
 
@@ -99,7 +99,7 @@ class Action:
     """One instrumentation routine, recorded by an analysis routine for one operator.
 
     Attributes:
-        kind: where the routine goes.
+        kind: kind of the action.
         tool: the tool whose analysis recorded it.
         func: the instrumentation routine.
         select: positions passed to the routine, negative ones from the end; None for all.
@@ -117,14 +117,14 @@ class Action:
     op_id: str
 
     def positions(self, count: int) -> Sequence[int]:
-        """The positions that it selects of `count` tensors, counted from the first one."""
+        """The selected positions among `count` tensors, counted from the first one."""
         if self.select is None:
             return range(count)
         return [index + count if index < 0 else index for index in self.select]
 
     @property
     def routine(self) -> str:
-        """The routine's name as error messages give it, ``Tool.routine``."""
+        """The routine's name in messages, ``Tool.routine``."""
         name = getattr(self.func, "__qualname__", None) or repr(self.func)
         owner = type(self.tool).__name__
         return f"{owner}.{name.rpartition('.')[2]}"

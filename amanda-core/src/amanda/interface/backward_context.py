@@ -1,7 +1,7 @@
 """The context of a backward operator: a child of its forward operator's.
 
-It reads the keys of the forward context, and writes none of them. Forward tensors that are gone
-raise :class:`~amanda.errors.TensorReleased` where they are read.
+It reads the keys of the forward context, and writes none of them. Reading a released forward tensor
+raises :class:`~amanda.errors.TensorReleased`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from amanda.interface.specs import TensorSpec, specs_of
 
 
 class ReleasableTensors(Sequence[Any]):
-    """Forward tensors read in a backward analysis: each position raises if it is gone."""
+    """Forward tensors in a backward analysis: reading a released one raises."""
 
     def __init__(self, op_id: str, kind: str, tensors: Sequence[Any]) -> None:
         self._op_id = op_id
@@ -110,7 +110,7 @@ class BackwardOpContext(OpContext):
         return entry.constant() if isinstance(entry, KnownTensor) else None
 
     def get_variable(self, index: int) -> None:
-        """None: which variables an operator uses is asked in its forward analysis."""
+        """None: forward analyses read the variables of an operator."""
 
     def _parameter_name(self, index: int) -> str | None:
         return self._state.open_backward().parameter_name(index, self.get_input_names())

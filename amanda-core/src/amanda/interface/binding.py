@@ -30,7 +30,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 @attrs.frozen
 class _Tensor:
-    """Stands for the input `index` in a tensor-free argument."""
+    """Represents the input `index` in a tensor-free argument."""
 
     index: int
 
@@ -40,7 +40,7 @@ class _Tensor:
 
 @attrs.frozen
 class _Nested:
-    """A tensor-free list, tuple or dictionary in which tensors stood."""
+    """A tensor-free list, tuple or dictionary that has contained tensors."""
 
     kind: Any
     items: tuple[Any, ...]
@@ -74,7 +74,7 @@ class Arguments:
     _absent: Mapping[str, Any]
 
     def without_tensors(self) -> Arguments:
-        """The same arguments with no tensor, to be kept and called with other inputs."""
+        """The same arguments without tensors, to be kept and called with other inputs."""
         return attrs.evolve(self, inputs=[])
 
     def rebuild(self, inputs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -100,12 +100,12 @@ class Signature:
     """The declared parameters of an operator.
 
     Args:
-        function: the operator, an :class:`inspect.Signature`, or None where nothing is
-            declared: then all arguments keep their order and have no names.
-        is_tensor: tells a tensor from an attribute.
+        function: the operator, an :class:`inspect.Signature`, or None without a declaration: then
+            all arguments keep their order and have no names.
+        is_tensor: function that returns True for a tensor.
         tensors: parameters that take a tensor or a list of tensors, so that None is an absent
-            tensor there and not an attribute. If left out, a parameter counts as one from
-            the first call on in which it gets a tensor.
+            tensor there and not an attribute. By default, a parameter is one of them from the first
+            call with a tensor on.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class _Binding:
             self._keywords[name] = self.tensor_free(name, value)
 
     def tensor_free(self, name: str, value: Any) -> Any:
-        """The tensor-free form of one argument; its tensors join the inputs."""
+        """The tensor-free form of one argument; its tensors are added to the inputs."""
         takes_tensor = self._signature.takes_tensor(name, value)
         is_list = isinstance(value, (list, tuple))
         if self._holds_tensor(value) or (takes_tensor and (value is None or is_list)):
@@ -224,7 +224,7 @@ class _Binding:
         return self._signature.is_tensor(value)
 
     def _extracted(self, name: str, value: Any) -> Any:
-        """`value` with slots in place of its tensors, which join the inputs."""
+        """Return `value` with slots in place of its tensors, which are added to the inputs."""
         if value is None or self._signature.is_tensor(value):
             self._inputs.append(value)
             self._names.append(name)

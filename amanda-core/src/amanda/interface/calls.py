@@ -1,7 +1,7 @@
 """One execution of an operator, as a driver describes it to core.
 
-A driver of a framework whose operators are Python functions makes a :class:`BoundCall`, which
-knows names, attributes and how to run the operator again; others fill an :class:`OpCall`.
+A driver of a framework whose operators are Python functions makes a :class:`BoundCall`, which has
+names and attributes and can run the operator again; other drivers fill an :class:`OpCall`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from amanda.state import STATE
 
 
 class Variable(abc.ABC):
-    """A variable behind an operator's input, in the view that the operator has of it.
+    """A variable that an operator reads, with the view in which it reads it.
 
-    It does not keep the variable alive, and stays usable after the analysis that has asked for it.
+    It does not keep the variable alive, and stays usable after the analysis.
 
     Attributes:
-        name: the framework's name of it, "" if it has none.
-        key: equal wherever the variable is used, however often it is read, and for no other one.
-        view: identifies the view (reshaped, transposed); () for the variable as it is.
+        name: the framework's name of the variable; "" without one.
+        key: equal for all uses of the variable, and different for other variables.
+        view: identifies the view (reshaped, transposed); () for the variable itself.
     """
 
     name: str = ""
@@ -47,10 +47,10 @@ class Variable(abc.ABC):
 
 
 class ParameterName(str):
-    """The path of a parameter, from a driver that knows which model holds it.
+    """The path of a parameter, with the model that holds it.
 
     Attributes:
-        model: what the ids of the model's operators begin with; None if it is not known.
+        model: beginning of the ids of the model's operators; None if unknown.
     """
 
     __slots__ = ("model",)
@@ -76,8 +76,8 @@ class OpCall:
         names: the declared name of each input, "" where there is none.
         attributes: the operator's non-tensor arguments by name.
         module: path of the module that runs the operator, "" outside of modules.
-        own_key: the key of its records, if it is not `op_id`: a model has the same ids in several
-            graphs, and each graph's operators are analysed on their own.
+        own_key: the key of its records, if not `op_id`: a model has the same ids in several graphs,
+            and the operators of each graph are analysed separately.
         phase: what the operator belongs to.
     """
 
@@ -96,11 +96,11 @@ class OpCall:
         return self.own_key or self.op_id
 
     def shown_inputs(self) -> Sequence[Any]:
-        """The inputs as far as their shapes, element types and devices are concerned."""
+        """Objects with the shapes, element types and devices of the inputs."""
         return self.inputs
 
     def shown_outputs(self, outputs: Sequence[Any]) -> Sequence[Any]:
-        """Likewise the outputs; a graph mode may have them without making `outputs`."""
+        """Objects with those of the outputs; a graph mode may have them without `outputs`."""
         return outputs
 
     def value(self, index: int) -> Any:
@@ -109,8 +109,8 @@ class OpCall:
         return None
 
     def variable(self, index: int) -> Variable | None:
-        """The variable behind input `index`; None where :meth:`value` gives the parameter itself,
-        or nothing, and for constants."""
+        """The variable that input `index` was read from; None if :meth:`value` returns the
+        parameter itself or None, and for constants."""
         return None
 
     def parameter_name(self, index: int) -> str | None:
@@ -171,7 +171,7 @@ class BoundCall(OpCall):
 
 
 class KnownTensor:
-    """A forward tensor as a backward analysis reads it, of which more than the tensor is known."""
+    """A forward tensor for backward analyses, with further facts."""
 
     __slots__ = ()
 
@@ -191,11 +191,10 @@ class BackwardCall:
     Attributes:
         op: the framework's own backward operator or a thin view of it.
         op_id: id of the backward operator.
-        names: name of the forward input whose gradient each output of the
-            backward operator is; "" where it is none of them.
-        inputs, outputs: the forward operator's tensors, as far as they are alive; a
-            callable entry, such as a :class:`KnownTensor`, is asked for the tensor when it is
-            read.
+        names: for each output of the backward operator, name of the forward input whose gradient it
+            is; "" for other outputs.
+        inputs, outputs: the forward operator's tensors, if they are alive; a callable entry, such
+            as a :class:`KnownTensor`, is called when the tensor is read.
     """
 
     op: Any
@@ -205,7 +204,8 @@ class BackwardCall:
     outputs: Sequence[Any] = ()
 
     def shown_inputs(self) -> Sequence[Any] | None:
-        """Tensors of the shapes and types of the forward inputs; None for those themselves."""
+        """Tensors of the shapes and types of the forward inputs; None to use the inputs
+        themselves."""
         return None
 
     def parameter_name(self, index: int, names: Sequence[str]) -> str | None:
@@ -215,8 +215,8 @@ class BackwardCall:
             names: the declared names of the forward inputs.
         """
         name = self.names[index] if index < len(self.names) else ""
-        # Items of a list share a name, which then identifies none of them. A driver may name a
-        # gradient that is none of a declared input.
+        # Items of a list share a name, which identifies none of them. A driver may name a gradient
+        # of no declared input.
         if not name or names.count(name) != 1:
             return None
         entry = self.inputs[names.index(name)]
@@ -225,7 +225,7 @@ class BackwardCall:
     def shown(
         self, grad_outputs: Sequence[Any] | None, grad_inputs: Sequence[Any] | None
     ) -> tuple[Sequence[Any] | None, Sequence[Any] | None]:
-        """Tensors of the shapes and types of the gradients, which need not be those themselves.
+        """Tensors of the shapes and types of the gradients, or the gradients themselves.
 
         Args:
             grad_outputs, grad_inputs: gradients that the operator consumes and produces; None where
@@ -238,7 +238,7 @@ class BackwardCall:
 class NamedOp:
     """The view of an operator that only has a name.
 
-    ``get_op()`` and ``get_backward_op()`` give it where the framework's own object would keep
+    ``get_op()`` and ``get_backward_op()`` return it if the framework's own object would keep
     tensors or a graph alive.
     """
 
@@ -267,7 +267,7 @@ class OpFunction:
         return self._run(inputs)
 
     def now(self) -> OpFunction:
-        """The function with the attributes that are in force now.
+        """The function with the current attributes.
 
         Within a replacement they are the attributes of the execution that is replaced; the
         returned function keeps them after the replacement has run.

@@ -46,13 +46,13 @@ class OpState:
     Attributes:
         op, op_id: the forward operator and its id.
         backward_op, backward_op_id: the backward operator and its id, None in a forward context.
-        attributes: the forward operator's non-tensor arguments by name, at the execution that was
+        attributes: the forward operator's non-tensor arguments by name, in the execution that was
             analysed last.
         names: the declared name of each forward input, likewise.
         module: path of the module that runs the operator.
-        node: name of the operator in its graph; "" where there is none, or it is its id.
+        node: name of the operator in its graph; "" without a graph, or if it is the id.
         phase: what the operator belongs to.
-        tensors: the specs of its tensors; None until they are asked for.
+        tensors: the specs of its tensors; None until they are read.
         actions: the recorded actions by kind, in running order.
         call: the running execution of the forward operator, None outside of its analyses.
         outputs: its outputs, None before it has run.
@@ -94,7 +94,7 @@ class OpState:
         return OpState(*about, (), self.module, "backward", op, op_id)
 
     def see(self, tensors: OpTensors) -> None:
-        """Note the tensors that are there now and were not noted yet."""
+        """Note the tensors that are known now and were not noted yet."""
         if tensors.is_old:
             tensors.inputs, tensors.outputs, tensors.is_old = None, None, False
         if self.backward_op_id is not None:
@@ -119,7 +119,7 @@ class OpState:
 
     @property
     def blame(self) -> str:
-        """The tool whose analysis runs, as messages begin; "" outside of an analysis."""
+        """The tool whose analysis runs, as the beginning of a message; "" outside of analyses."""
         return f"{type(self.tool).__name__}: " if self.tool is not None else ""
 
     def open_call(self) -> OpCall:
@@ -151,7 +151,7 @@ def _is_selection(items: Any) -> bool:
 
 
 def _known(names: Sequence[str], count: int | None, kind: str) -> str:
-    """The number of tensors that can be selected, and their names, for messages."""
+    """The number and the names of the tensors that can be selected, for messages."""
     number = f"{count} {kind}" if count is not None else f"an unknown number of {kind}"
     named = ", ".join(name for name in names if name)
     return f"{number} ({named})" if named else number
@@ -165,11 +165,11 @@ def _expired(op_id: str) -> ContextExpiredError:
 
 
 class OpContext(dict[Any, Any]):
-    """The inspection and instrumentation API of one operator, as an analysis routine gets it.
+    """The inspection and instrumentation API of one operator, the argument of analysis routines.
 
-    The mapping part belongs to the tools: a key that has not been set reads as
-    None. Tensors can be read only while an analysis routine runs; the operator,
-    its ids, its attributes and the keys stay readable.
+    The keys of the mapping belong to the tools; an unset key reads as None. Tensors can be read
+    only while an analysis routine runs; the operator, its ids, its attributes and the keys stay
+    readable.
 
     Attributes:
         namespace: where the operator runs, e.g. ``pytorch/2.13/eager``.
@@ -183,7 +183,7 @@ class OpContext(dict[Any, Any]):
     def __init__(self, state: OpState, namespace: str, runs_at_once: bool = True) -> None:
         super().__init__()
         self.runs_at_once = runs_at_once
-        # That of a driver is one object for all of its operators.
+        # One object for all operators of a driver.
         self.namespace = namespace if isinstance(namespace, Namespace) else Namespace(namespace)
         self._state = state
 
@@ -237,9 +237,9 @@ class OpContext(dict[Any, Any]):
     def get_tensor_specs(self) -> OpTensors:
         """Shapes, element types and devices of the operator's tensors at its first execution.
 
-        They stay readable, and are filled in as the operator runs: there are no outputs before it
-        has run. In a backward context they are those of its gradients, which a driver may know
-        before the operator has run. No tensor is held, and none is created for it.
+        They stay readable. Outputs are unknown before the operator has run. A backward context has
+        the specs of gradients, which a driver may know before the operator has run. No tensor is
+        held or created for them.
         """
         state = self._state
         if state.tensors is None:
@@ -248,8 +248,8 @@ class OpContext(dict[Any, Any]):
         return state.tensors
 
     def get_node_name(self) -> str:
-        """The name of the forward operator in its graph, that of a loop or branch around it
-        included (``step/while/body/MatMul``); its id where there is no graph."""
+        """The name of the forward operator in its graph, with the loop or branch around it
+        (``step/while/body/MatMul``); its id without a graph."""
         return self._state.node or self._state.op_id
 
     def get_input_names(self) -> list[str]:
@@ -299,11 +299,12 @@ class OpContext(dict[Any, Any]):
         return call.value(self._input(call, index))
 
     def get_variable(self, index: int) -> Variable | None:
-        """The variable that input `index` was read from, or stands for, to be written later.
+        """The variable that input `index` was read from, or that it is a handle of; to be written
+        later.
 
-        Its ``key`` is equal wherever the variable is used, however often it is read; its ``view``
-        tells apart the views of it (reshaped, transposed). None where there is no variable, in
-        PyTorch, where :meth:`get_value` gives the parameter itself, and in a backward context.
+        Its ``key`` is equal for all uses of the variable; its ``view`` identifies the view
+        (reshaped, transposed). None without a variable, in backward contexts, and in PyTorch, where
+        :meth:`get_value` returns the parameter itself.
 
         Raises:
             SelectionError: the operator has no such input.
@@ -313,7 +314,7 @@ class OpContext(dict[Any, Any]):
         return call.variable(self._input(call, index))
 
     def get_parameter_name(self, index: int) -> str | None:
-        """The path of the parameter that input `index` is, as the framework's users know it.
+        """The path of the parameter that input `index` is, in the framework's terms.
 
         In PyTorch the name in ``named_parameters()`` of the outermost module that runs, wrappers
         such as DDP, FSDP and ``torch.compile`` aside (``h.0.attn.c_attn.weight``), in TensorFlow
@@ -335,13 +336,13 @@ class OpContext(dict[Any, Any]):
         return None if name is None else str(name)
 
     def get_parameter_model(self, index: int) -> str | None:
-        """What the ids of the model begin with that holds the parameter of
+        """The beginning of the ids of the model that holds the parameter of
         :meth:`get_parameter_name`: ``Net``, ``Net@1``.
 
         Two models may have parameters of one path, also in operators outside of them.
 
         Returns:
-            None for other tensors, and where the driver does not know it.
+            None for other tensors, and if the driver does not know it.
 
         Raises:
             SelectionError: the operator has no such input.
@@ -357,8 +358,8 @@ class OpContext(dict[Any, Any]):
     def get_function(self) -> OpFunction:
         """A function of the operator's flat inputs that runs it with its attributes.
 
-        In a replacement it runs the original operator, with the attributes of the execution
-        that is replaced. It holds no tensor.
+        In a replacement it runs the original operator, with the attributes of the replaced
+        execution. It holds no tensor.
 
         Raises:
             CapabilityError: the driver cannot run a single operator again.
@@ -444,7 +445,7 @@ class OpContext(dict[Any, Any]):
     # -- used by the dispatcher -------------------------------------------
 
     def _selectable(self, kind: ActionKind) -> tuple[list[str], int | None]:
-        """Names and number of the tensors that an action of this kind selects from."""
+        """The names and the number of the tensors from which an action of this kind selects."""
         if kind.selects == "inputs" or kind is ActionKind.AFTER_BACKWARD_OP:
             return list(self._state.names), len(self._state.names) or None
         outputs = self._state.outputs
@@ -454,7 +455,7 @@ class OpContext(dict[Any, Any]):
         return names, len(outputs)
 
     def _role(self, name: str, kind: str) -> int | None:
-        """Position of a role that a mapping rule has set (``weight_index``)."""
+        """The position of a role that a mapping rule has set (``weight_index``)."""
         return self[f"{name}_index"] if kind in ("inputs", "grad_inputs") else None
 
     def _input(self, call: OpCall, index: int) -> int:
@@ -462,7 +463,7 @@ class OpContext(dict[Any, Any]):
         return self._position(index, list(call.names), len(call.inputs), "inputs")
 
     def _position(self, item: int | str, names: list[str], count: int | None, kind: str) -> int:
-        """The position of a tensor that is selected by its position or name.
+        """The position of a tensor that is selected by position or name.
 
         Raises:
             SelectionError: there is no such tensor.
@@ -497,7 +498,7 @@ class OpContext(dict[Any, Any]):
         if selection is None:
             return None
         if type(selection) in (list, tuple) and not selection:
-            # Of each new operator that is counted or timed.
+            # The case of each new operator that is counted or timed.
             return ()
         items = [selection] if isinstance(selection, (int, str)) else selection
         if not _is_selection(items):
@@ -507,13 +508,13 @@ class OpContext(dict[Any, Any]):
             )
         names, count = self._selectable(kind)
         found = (self._position(item, names, count, kind.selects) for item in items)
-        # Counted from the end at each execution: an operator may have more tensors at another one.
+        # Counted from the end in each execution: executions may differ in the number of tensors.
         selected = tuple(
             item if isinstance(item, int) and item < 0 else position
             for item, position in zip(items, found, strict=True)
         )
         if len(set(selected)) < len(selected) and kind not in _REPLACEMENTS:
-            # A routine returns one tensor for each that it gets.
+            # A routine returns one tensor for each selected one.
             raise SelectionError(
                 f"{self._state.blame}{kind.selects}={selection!r:.60} at op {self._state.where} "
                 "selects a tensor twice; a tensor can have one replacement only"

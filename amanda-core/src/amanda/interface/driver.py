@@ -48,16 +48,16 @@ class Capability(enum.Enum):
 class ThreadSwitches:
     """Functions of a framework that change the current thread, for code of tools.
 
-    Each is called at every point with a routine, and those given here as examples are functions in
-    C. The defaults are for frameworks in which nothing is to be switched.
+    Each is called at every point with a routine: functions in C, such as the examples here, are
+    best. The defaults switch nothing.
 
     Attributes:
         is_recording: True if operators take part in automatic differentiation
             (``torch.is_grad_enabled``).
-        set_recording: switches that on or off.
-        mode_depth: the number of modes that see the calls of operators.
-        leave_modes: takes them off, and appends to the list that it gets, before, what puts them
-            back (:func:`amanda.state.unwind`); called if there are some.
+        set_recording: switches recording on or off.
+        mode_depth: returns the number of modes that see the calls of operators.
+        leave_modes: removes the modes, after appending their restoration to the list that it gets
+            (:func:`amanda.state.unwind`); called if there are modes.
     """
 
     is_recording: Callable[[], bool] = bool
@@ -69,38 +69,36 @@ class ThreadSwitches:
 class Driver(abc.ABC):
     """Adapts one execution mode of one framework to Amanda.
 
-    Core creates one instance when the first scope needs it and drops it with
-    the last. A driver changes its framework only between :meth:`attach` and
-    :meth:`detach`, through :class:`amanda.python.patching.PatchSet` or the
-    framework's own modes.
+    Core creates one instance for the first scope that uses it, and drops it after the last. A
+    driver changes its framework only between :meth:`attach` and :meth:`detach`, through
+    :class:`amanda.python.patching.PatchSet` or the framework's own modes.
 
     Attributes:
         name: unique name, e.g. ``"torch-eager"``.
-        framework: the module whose presence in ``sys.modules`` makes the
-            driver wanted, e.g. ``"torch"``.
-        packages: further top-level modules that belong to the framework, e.g. ``("keras",)``:
-            tools that name a line of the program skip stack frames in them, as they skip those of
-            `framework` and of the driver, and ``amanda doctor`` prints their versions.
+        framework: the module whose import enables the driver, e.g. ``"torch"``.
+        packages: further top-level modules that belong to the framework, e.g. ``("keras",)``: tools
+            that name a line of the program skip their stack frames, as those of `framework` and of
+            the driver, and ``amanda doctor`` prints their versions.
         mode: the execution mode; of several drivers for one framework and
             mode, the one with the highest `priority` is used.
         priority: see `mode`.
-        opt_in: used only when it is asked for by name.
+        opt_in: True if it is used only on request, by name.
         interface_version: the :data:`INTERFACE_VERSION` it was written for.
-        capabilities: the parts of the contract that it keeps.
-        target: ``"module:Class"`` of the driver itself, where the registered class only
-            declares it, so that listing drivers imports no framework.
-        interceptors: the names of its ways to notice operators, where it has several.
-        interceptor_variable: the environment variable that names the one to use.
+        capabilities: the parts of the contract that it implements.
+        target: ``"module:Class"`` of the driver itself, if the registered class only declares it,
+            so that listing drivers imports no framework.
+        interceptors: names of its mechanisms to intercept operators, if there are several.
+        interceptor_variable: the environment variable that selects one of them.
         follows_pauses: True if it instruments nothing in a thread that core has paused for a tool's
-            code (``Dispatcher.is_paused()``, ``STATE.paused``), as its dispatcher has no scopes
-            then: :meth:`vanilla` need not be entered at each routine of another framework's.
-        thread_switches: what the thread is switched by for a tool's code that takes no part in
+            code (``Dispatcher.is_paused()``, ``STATE.paused``): then :meth:`vanilla` is not entered
+            at routines of other frameworks.
+        thread_switches: functions that switch the thread for a tool's code that takes no part in
             automatic differentiation, beside :meth:`routine`.
-        dispatcher_class: a subclass of :class:`amanda.engine.dispatch.Dispatcher`, for drivers
-            that insert routines into graphs, or have a faster way to run those of one point;
-            None for the ordinary one.
+        dispatcher_class: a subclass of :class:`amanda.engine.dispatch.Dispatcher`, for drivers that
+            insert routines into graphs, or run the routines of a point faster; None for the
+            ordinary one.
         dispatcher: core's side of this driver.
-        switched_off: mechanisms whose proofs have failed, and what holds without each
+        switched_off: mechanisms whose proofs have failed, with the consequences
             (:mod:`amanda.interface.proofs`); set before :meth:`attach`, which leaves them out.
         patches: the replaced attributes of the framework.
     """
@@ -127,7 +125,7 @@ class Driver(abc.ABC):
 
     @classmethod
     def loaded(cls) -> type[Self]:
-        """The class of the driver itself, which imports the framework: ``target`` or this one.
+        """The class of the driver itself, ``target`` or this one; imports the framework.
 
         Raises:
             TypeError: ``target`` names something that is no subclass of Driver.
@@ -145,39 +143,39 @@ class Driver(abc.ABC):
 
     @classmethod
     def reason_unusable(cls) -> str:
-        """Why the driver cannot be used in this environment; "" if it can."""
+        """The reason why the driver cannot be used in this environment; "" if it can."""
         return ""
 
     @classmethod
     def reason_against_settings(cls) -> str:
         """The reason why the driver cannot follow its environment variables; "" if it can.
 
-        Asked before a program starts. A driver that overrides it begins with this one, and imports
-        no framework.
+        Called before a program starts. An override calls this method first, and imports no
+        framework.
         """
         return mistake(cls.interceptor_variable, cls.interceptors)
 
     @classmethod
     def check_internals(cls) -> Sequence[str]:
-        """The private symbols that the driver needs and this framework lacks; for ``amanda
+        """The private symbols that the driver needs and the installed framework lacks; for ``amanda
         doctor``. It may import the framework."""
         return ()
 
     @classmethod
     def proofs(cls) -> Sequence[Proof]:
-        """Tiny programs that show, for each mechanism of the driver, whether it works here."""
+        """Tiny programs that test each mechanism of the driver."""
         return ()
 
     @classmethod
     def untested_version(cls) -> str:
         """The framework's version and build, such as ``PyTorch 2.16.0+cpu``, if the driver was not
-        tested with it: then the proofs are made before it is attached. "" if it was."""
+        tested with it; then the proofs run before it is attached. "" for a tested version."""
         return ""
 
     @classmethod
     def self_test(cls) -> Sequence[str]:
-        """The problems that a test of a few seconds finds; for ``amanda doctor``. Those of the
-        :meth:`proofs`, whose modules are imported, if the driver does not override it."""
+        """The problems that a test of a few seconds finds, for ``amanda doctor``. By default those
+        of the :meth:`proofs` whose modules are imported."""
         loaded = cls.loaded()
         if loaded is not cls:
             return loaded.self_test()
@@ -227,8 +225,8 @@ class Driver(abc.ABC):
         """Within it, the current thread's framework calls are not instrumented."""
 
     def resumed(self) -> AbstractContextManager[Any]:
-        """Within it, operators of the program are noticed in the midst of another one, where a
-        handler of a signal runs."""
+        """Within it, operators are intercepted although another one is running: for handlers of
+        signals."""
         return nullcontext()
 
     @abc.abstractmethod
@@ -236,26 +234,25 @@ class Driver(abc.ABC):
         """Within it, framework calls take no part in automatic differentiation."""
 
     def enter_thread(self) -> None:
-        """The current thread enters a scope of this driver."""
+        """Note that the current thread enters a scope of this driver."""
 
     def exit_thread(self) -> None:
-        """The current thread has left its last scope of this driver."""
+        """Note that the current thread has left its last scope of this driver."""
 
     def exit_other_thread(self, thread: int) -> None:
-        """The thread of this number has left its last scope, which the current thread has ended.
+        """Note that the current thread has ended the last scope of another thread.
 
-        For drivers with changes that only the thread itself can undo.
+        For drivers with changes that only that thread itself can undo.
         """
 
     def tool_raised(self, error: BaseException) -> None:
-        """Code of a tool has raised in this thread, at an operator of any framework.
+        """Note that code of a tool has raised in this thread, at an operator of any framework.
 
-        For frameworks that lose exceptions of code that they call: so that the driver can raise it
-        again.
+        For frameworks that lose exceptions of called code: the driver can raise it again.
         """
 
     def invalidate(self) -> None:
-        """Plans given out before may be out of date; called from any thread."""
+        """Drop plans, which may be out of date; called from any thread."""
 
     def new_iteration(self) -> None:
         """Restart the operator ids' counters of the current thread."""
@@ -263,8 +260,8 @@ class Driver(abc.ABC):
     def will_step(self, module: Any) -> bool:
         """True if an optimizer has weights of an outermost module.
 
-        Passes before its first step then belong to one iteration, as if it had stepped before.
-        Asked once in a scope, where they could be iterations of their own. The default is False.
+        Then passes before its first step belong to one iteration, as after a step. Called once in a
+        scope, if such passes could be iterations of their own. The default is False.
         """
         return False
 
@@ -278,15 +275,15 @@ class Driver(abc.ABC):
     ) -> AbstractContextManager[Any]:
         """The context of a routine: vanilla, and isolated from AD if it asks for that.
 
-        A driver overrides it to be faster, or to look at `selected` afterwards.
+        A driver overrides it to be faster, or to check `selected` afterwards.
         """
         return self._routine(isolated)
 
     def unbox(self, value: Any) -> Any:
         """The form in which analyses and isolated routines see a tensor.
 
-        For frameworks that have no ``no_grad``: differentiation wraps a value there, and code
-        outside of AD works on the value itself. The default is the tensor.
+        For frameworks without ``no_grad``, in which differentiation wraps values: code outside of
+        AD gets the value itself. The default is the tensor.
         """
         return value
 

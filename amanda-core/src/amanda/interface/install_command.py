@@ -23,7 +23,7 @@ def install_command(name: str, options: str = "") -> str:
 
     Args:
         name: the name of the distribution.
-        options: options of ``pip install``, with a space behind.
+        options: options of ``pip install``, with a space at the end.
     """
     if name.removeprefix("amanda-") not in _OURS:
         return f"pip install {options}{name}"
@@ -38,7 +38,7 @@ def install_command(name: str, options: str = "") -> str:
 def _source() -> Path | None:
     """The clone or the folder of wheels that amanda-core was installed from, if it is there.
 
-    None if it came from an index or with ``--find-links``, of which pip keeps nothing.
+    None if it came from an index or with ``--find-links``, which pip does not record.
     """
     try:
         text = metadata.distribution("amanda-core").read_text("direct_url.json")

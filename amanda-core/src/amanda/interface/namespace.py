@@ -33,7 +33,7 @@ class Namespace(str):
         return _matches(self, pattern)
 
 
-# There are a few of them, and each is asked at each analysis of an operator.
+# There are few namespaces, and each analysis of an operator asks one.
 
 
 @functools.lru_cache(maxsize=256)

@@ -33,25 +33,24 @@ class PointContext:
     """The argument of a routine at a derived point.
 
     Attributes:
-        point: where it is.
+        point: the point.
         namespace: framework, version and mode.
         runs_at_once: as :attr:`OpContext.runs_at_once <amanda.OpContext.runs_at_once>`.
         iteration: the number of the iteration, from 0.
         module: path of the module within the outermost one, "" for that and for other points.
-        id: what the ids of the module's operators begin with (``Net.layer1.conv``), of a forward
-            pass that of its outermost module; "" for other points.
-        target: the module itself, as its framework has it, where a forward pass begins its
-            outermost module, of a pass in a graph where it ends; None for other points.
-        inputs: the tensors that the module is given, in order, where a forward pass begins those
-            of its outermost module. Of a pass in a graph they are there where it ends, if it calls
-            one outermost module; where the graph tells their shapes, tensors of the graph. Empty
-            for other points.
-        outputs: at its exit the tensors that it gives, and where a forward pass ends those of its
-            outermost module, if they are known; None before, and where it has raised.
-        begin, end: when the iteration began and ended, in seconds of ``time.perf_counter``; None
-            for what is not known yet.
-        follows: True if the iteration includes all that has run since the end of the last one; the
-            first iteration, since the begin of the scope.
+        id: beginning of the ids of the module's operators (``Net.layer1.conv``), for a forward pass
+            of its outermost module; "" for other points.
+        target: the framework's module object; at the begin of a forward pass, in a graph at its
+            end, the outermost module; None for other points.
+        inputs: the module's input tensors in order; at the begin of a forward pass those of the
+            outermost module. For a pass in a graph they are known at its end, if it calls one
+            outermost module; tensors of the graph if it has their shapes. Empty for other points.
+        outputs: at the exit of a module its output tensors, and at the end of a forward pass those
+            of the outermost module, if known; None before, and after an exception.
+        begin, end: times of the iteration's begin and end, in seconds of ``time.perf_counter``;
+            None if unknown yet.
+        follows: True if the iteration includes all operators since the end of the last one, or for
+            the first iteration since the begin of the scope.
     """
 
     point: Point

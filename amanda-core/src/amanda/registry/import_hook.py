@@ -1,6 +1,6 @@
 """A hook of the import system that reports the import of frameworks.
 
-A scope waits like that for a framework whose drivers it is to attach::
+A scope waits in this way for a framework before it attaches the drivers::
 
     watch = Watch(lambda name: print(f"{name} is imported"))
     watch.add(["torch"])
@@ -30,7 +30,8 @@ class Watch:
     """
 
     def __init__(self, imported: Callable[[str], None]) -> None:
-        # Not put in place here: of what an interrupt keeps from its caller, nothing may be left.
+        # The finder is not installed here: an interrupt could lose the watch before the caller has
+        # it, and leave the finder behind.
         self.imported = imported
 
     def add(self, modules: Iterable[str]) -> None:
@@ -64,7 +65,8 @@ class _Finder:
         self._searching: set[str] = set()
 
     def put_in_place(self) -> None:
-        """Be the first entry of ``sys.meta_path`` if a watch waits, and else none."""
+        """Become the first entry of ``sys.meta_path`` if a watch waits; otherwise leave the
+        list."""
         if not self.waiting:
             # Another thread may remove it, too.
             with contextlib.suppress(ValueError):
@@ -76,7 +78,7 @@ class _Finder:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a watched module, with a loader that reports its execution."""
-        # The search below comes here again: then the other finders are to answer.
+        # The search below calls this finder again, which then leaves the answer to the others.
         if name not in self.waiting or name in self._searching:
             return None
         self._searching.add(name)
@@ -92,7 +94,7 @@ class _Finder:
     def report(self, name: str) -> None:
         """Call the functions of the watches that wait for the module `name`, which has run."""
         watches = self.waiting.pop(name, ())
-        # Before the calls, which may import more and must find sys.meta_path as it will stay.
+        # Before the calls, since these may import more modules and need the final sys.meta_path.
         self.put_in_place()
         for watch in tuple(watches):
             watch.imported(name)
@@ -134,7 +136,7 @@ def await_frameworks(frameworks: Iterable[str], imported: Callable[[str], None])
         frameworks: names of further modules.
         imported: the same function in every call.
     """
-    # Kept before it waits: await_nothing() finds it also after an interrupt.
+    # The watch is stored before it waits, so that await_nothing() finds it also after an interrupt.
     if not _SHARED:
         _SHARED.append(Watch(imported))
     _SHARED[0].add(frameworks)

@@ -142,7 +142,7 @@ class WithBlock(contextlib.ContextDecorator, abc.ABC):
                 if opened is not None:
                     opened.exit()
             finally:
-                # The code of tools that has run at the end may have been interrupted, too.
+                # An interrupt may also have stopped the tools' code at the end.
                 restore_thread(entry)
                 with contextlib.suppress(ValueError):
                     self._entries.remove(entry)

@@ -32,7 +32,7 @@ _PATCHES = PatchSet()
 _INHERITED: list[Block] = []
 """The blocks of scopes in threads that have inherited them and have not ended."""
 FORKS: list[str] = []
-"""For each child that the program has forked by ``os.fork``, the module that has done it."""
+"""For each child that the program has forked by ``os.fork``, the module that called it."""
 _FORK_PATIENCE = 10.0
 """Seconds that a fork waits for another thread that enters or leaves a scope."""
 
@@ -68,7 +68,7 @@ def _inheriting(vanilla: Any) -> Any:
 def _inherit(thread: threading.Thread) -> Callable[[], None]:
     """Let a thread run under the scopes of this one; returns a function that undoes it."""
     parent = STATE
-    # Taken out where it runs: the frame of a thread may live longer than scopes.
+    # The list is emptied when the thread starts: the frame of a thread may live longer than scopes.
     given = [parent.scopes]
     switches = {"enabled": parent.enabled, "cache": parent.cache, "ad": parent.ad}
     run, own = thread.run, vars(thread).get("run")
@@ -79,7 +79,7 @@ def _inherit(thread: threading.Thread) -> Callable[[], None]:
             vars(thread)["run"] = own
 
     def covered() -> None:
-        # The instance attribute is needed only to start the thread here.
+        # The instance attribute is needed only until the thread runs.
         put_back()
         attached: list[Any] = []
         try:
@@ -182,7 +182,7 @@ def _vanilla_child() -> None:
         defer_handlers(False)
     import_hook.await_nothing()
     with contextlib.ExitStack() as stack:
-        # Last, also if a driver raises.
+        # This comes last, also if a driver raises.
         for cls in tuple(ATTACHED):
             stack.callback(note_detached, cls)
         for driver in ATTACHED.values():

@@ -59,8 +59,8 @@ class Statistics:
             counters and timers which a driver runs itself.
         steps: iterations that have ended, where a tool has a routine at a derived point.
         overlaps: True if passes of several threads were in one iteration: `steps` is a lower bound.
-        compiled: how code ran that the program has compiled, where a driver has a choice: a name
-            for each part of it, and the way, such as "eagerly (another mode is on)".
+        compiled: by the name of each part of compiled code, the mode in which it ran, if a driver
+            has a choice: for example "eagerly (another mode is on)".
     """
 
     ops_seen: int = 0
@@ -134,7 +134,7 @@ class Scope:
 
     def analyses_at(self, point: InstPoint) -> bool:
         """True if any tool has an analysis routine at `point`."""
-        # Several times for each new operator: the tools are not asked each time.
+        # Computed once: this is read several times for each new operator.
         if self._registered != REGISTERED.count:
             self._find_points()
         return point in self._points
@@ -271,7 +271,7 @@ class Scope:
     # -- exit -------------------------------------------------------------
 
     def abandon(self) -> None:
-        """End the scope in a forked child, where nothing is to be detached twice."""
+        """End the scope in a forked child, without detaching drivers a second time."""
         self.alive = self._is_open = False
         self.pending = ()
 

@@ -19,15 +19,15 @@ def table_of(table: Table, texts: int) -> str:
         table: the table; spaces at the beginning of cells stay.
         texts: how many columns, from the first, hold text; the others are aligned to the right.
     """
-    ways = ["left" if i < texts else "right" for i in range(len(table.columns))]
+    aligned = ["left" if i < texts else "right" for i in range(len(table.columns))]
     head = "".join(
-        f'<th style="text-align:{way};white-space:nowrap">{html.escape(column)}</th>'
-        for column, way in zip(table.columns, ways, strict=True)
+        f'<th style="text-align:{side};white-space:nowrap">{html.escape(column)}</th>'
+        for column, side in zip(table.columns, aligned, strict=True)
     )
     lines = (
         "".join(
-            f'<td style="text-align:{way};white-space:pre">{html.escape(str(cell))}</td>'
-            for cell, way in zip(row, ways, strict=True)
+            f'<td style="text-align:{side};white-space:pre">{html.escape(str(cell))}</td>'
+            for cell, side in zip(row, aligned, strict=True)
         )
         for row in table.rows
     )

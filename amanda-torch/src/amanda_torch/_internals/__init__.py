@@ -1,7 +1,7 @@
 """Every private symbol of PyTorch that this package uses, under a name that says what it does.
 
-The other modules call what is defined here and touch nothing private themselves (ruff's
-SLF001 checks that)::
+The other modules call these functions and touch nothing private themselves (ruff's SLF001 checks
+that)::
 
     if _internals.in_backward():
         ...

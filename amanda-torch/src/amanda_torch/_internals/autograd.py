@@ -18,11 +18,11 @@ AUTOGRAD_ENGINE = "_engine_run_backward"
 """The function of `AUTOGRAD` that ``Tensor.backward``, ``autograd.backward`` and ``grad`` call."""
 
 FUNCTION_BASE = symbol("torch.autograd.function._SingleLevelFunction")
-"""The class between ``autograd.Function`` and C, where ``Function.apply`` ends up,
-also when it was bound to another name before."""
+"""The class between ``autograd.Function`` and C, whose ``apply`` runs also where the program has
+bound ``Function.apply`` to another name."""
 
 FUNCTION_OBJECT = symbol("torch._C._FunctionBase")
-"""The class of the objects that stand for the nodes of ``autograd.Function``s."""
+"""The class of the contexts (``ctx``) of ``autograd.Function``s."""
 
 FUNCTION_NODE = symbol("torch.autograd.function.BackwardCFunction")
 """The class of the nodes that ``autograd.Function``s make."""
@@ -41,7 +41,7 @@ sequence_number: Callable[[], int] = symbol("torch._C._autograd._get_sequence_nr
 
 
 node_sequence: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
-"""The sequence number of an autograd node. A function of C: it is asked of each node."""
+"""The sequence number of an autograd node. A function of C, since it is called for each node."""
 
 current_node: Callable[[], Any] = symbol("torch._C._current_autograd_node")
 """The autograd node that a backward pass runs in this thread, its hooks included."""
@@ -50,8 +50,8 @@ current_node: Callable[[], Any] = symbol("torch._C._current_autograd_node")
 def run_last(hook: torch.utils.hooks.RemovableHandle, _: Any = None) -> None:
     """Have a posthook of a node run after the node's other ones; a prehook of the node."""
     hooks: Any = hook.hooks_dict_ref()
-    # PyTorch reads the values of the dictionary itself, whose order OrderedDict.move_to_end()
-    # leaves as it is.
+    # PyTorch reads the values of the plain dictionary, whose order OrderedDict.move_to_end() does
+    # not change.
     hooks[hook.id] = hooks.pop(hook.id)
 
 
@@ -90,12 +90,12 @@ def saves_result(node: Any) -> bool:
 
 def is_compiled_backward(node: Any) -> bool:
     """True if a node runs the backward pass of code that a compiler has made."""
-    # It is the only name that 2.13 gives to it.
+    # The only name of this class in 2.13.
     return str(node.name()) == "CompiledFunctionBackward"
 
 
 def stands_for_leaf(node: Any) -> bool:
-    """True if a node is what a compiler gives to an input of a graph that it traces (2.13)."""
+    """True for the node that a compiler puts before an input of a graph while it traces (2.13)."""
     return str(node.name()).rpartition("::")[2] == "Error"
 
 
@@ -112,8 +112,8 @@ def forward_class(node: Any) -> Any:
 FUNCTIONS = torch.autograd.function
 FUNCTION_DEFAULTS = "_bind_default_args"
 FUNCTION_TRANSFORM = "_call_custom_function_call"
-"""What the ``Function.apply`` of C asks Python for: the positional arguments with their defaults,
-for functions with a ``setup_context``; and the whole call, under a functorch transform."""
+"""The two functions of Python that the ``Function.apply`` of C calls: one binds the defaults of a
+function with a ``setup_context``, the other makes the whole call under a functorch transform."""
 
 FUNCTIONS_ENTER_IN_C = not isinstance(vars(torch.autograd.Function).get("apply"), classmethod)
 """True if ``Function.apply`` is a function of C, as it is since 2.14; before, it is Python's."""
@@ -142,7 +142,7 @@ class Entering(threading.local):
     _diverted = False
 
     def take_vanilla(self) -> bool:
-        """True if the call is the driver's own; asked once per call."""
+        """True if the call is the driver's own; called once per call."""
         found, self.vanilla = self.vanilla, False
         return found
 
@@ -152,7 +152,7 @@ class Entering(threading.local):
         _include_key(_TRANSFORM, True)
 
     def take_diverted(self) -> bool:
-        """True if the call was diverted; C sees the truth again."""
+        """True if the call was diverted; C sees the real state again."""
         found, self._diverted = self._diverted, False
         if found:
             _include_key(_TRANSFORM, False)

@@ -38,14 +38,15 @@ COMPILER_SYMBOLS.extend(
 
 def look_up_handlers() -> None:
     """Let Dynamo look up the functions of PyTorch that it evaluates itself, among them the checks
-    for overrides. It does so once per process, and takes what it finds in their places."""
+    for overrides. Dynamo does so once per process, and evaluates whatever functions have these
+    names then."""
     handlers = find_symbol(_HANDLERS)
     if handlers is not ABSENT:
         handlers()
 
 
 _MODE_GUARDS = frozenset({"TORCH_FUNCTION_STATE"})
-"""The guards by which Dynamo compiles anew under other function modes."""
+"""The guards that make Dynamo compile again under other function modes."""
 
 
 _VANILLA_CHECKS = [getattr(torch.overrides, check) for check in OVERRIDE_CHECKS]
@@ -57,16 +58,17 @@ _OUR_GLOBALS = f"G['__import_{_OURS.replace('.', '_dot_')}"
 
 
 def _without_guards_of_ours(entries: Sequence[Any]) -> Sequence[bool]:
-    # Nor by the checks and the call of modules that the driver replaces, which Dynamo looks into
-    # where a module has hooks, nor by what is asked in them, of which something is another where
-    # the code runs: it would be captured at each call.
+    # Nor the guards on the checks and on the call of modules that the driver replaces, and on the
+    # globals and closures in them. Dynamo captures these functions where a module has hooks; their
+    # state differs when the code runs, so that each call would be captured again.
     vanilla = (*_VANILLA_CHECKS, MODULE_CALL)
     ours = [
         str(getattr(entry.value, "__module__", None)).startswith(_OURS)
         or any(entry.value is check for check in vanilla)
         for entry in entries
     ]
-    # What the call of modules knows is in its closure, of no global name.
+    # The variables of the call of modules are in its closure: their names do not begin with a
+    # global.
     parts = tuple(f"{entry.name}." for entry, is_ours in zip(entries, ours, strict=True) if is_ours)
     return [
         not is_ours
@@ -79,10 +81,10 @@ def _without_guards_of_ours(entries: Sequence[Any]) -> Sequence[bool]:
 def frame_converter(backend: Callable[..., Any], marks: bool = False) -> Callable[..., Any]:
     """Dynamo's own callback for frames, which hands captured graphs to `backend`.
 
-    What it captures is used under any function modes: whoever lets it capture takes care of them.
+    The captured code is used under any function modes: the caller takes care of them.
 
     Args:
-        marks: whether the calls of modules are marked in what is captured.
+        marks: whether the calls of modules are marked in the graphs.
     """
     from torch._dynamo import config, convert_frame, hooks
 
@@ -95,7 +97,7 @@ def frame_converter(backend: Callable[..., Any], marks: bool = False) -> Callabl
         with (
             convert_frame.compile_lock,
             config.patch(options),
-            _transforms_as_they_were(),
+            _transforms_restored(),
             _marked(marks),
         ):
             return convert(*args)
@@ -108,14 +110,14 @@ def _capture_options() -> dict[str, Any]:
     """Dynamo's settings for a capture."""
     from torch._dynamo import config
 
-    # Otherwise it makes tensors of floats that change, in code around the graph.
+    # Otherwise Dynamo converts floats that change into tensors, in code around the graph.
     options: dict[str, Any] = {"specialize_float": True}
     names = (
         # The program sets these two for the code that it compiles; captured code runs uncompiled
         # where a limit is reached.
         "error_on_recompile",
         "fail_on_recompile_limit_hit",
-        # Two calls at each run that tell profilers of the code before a graph (2.13).
+        # Two calls per run that report the code before a graph to profilers (2.13).
         "record_runtime_overhead",
     )
     options.update((name, False) for name in names if hasattr(config, name))
@@ -124,8 +126,8 @@ def _capture_options() -> dict[str, Any]:
 
 @contextmanager
 def _marked(marks: bool) -> Iterator[None]:
-    """True if Dynamo writes marks of modules."""
-    # What it captures within, as for a higher-order operator, has others.
+    """Within it, Dynamo writes marks of modules if `marks` is true."""
+    # A nested capture, as for a higher-order operator, has marks of its own.
     outer = vars(MODULE_MARKS).copy()
     try:
         vars(MODULE_MARKS).update(is_on=marks, refused="", calls=[])
@@ -139,8 +141,9 @@ _leave_transforms = symbol("torch._C._functorch.pop_dynamic_layer_stack_and_undo
 
 
 @contextmanager
-def _transforms_as_they_were() -> Iterator[None]:
-    """Leave the functorch transforms that Dynamo has entered where it gives up (2.13)."""
+def _transforms_restored() -> Iterator[None]:
+    """Leave the functorch transforms that Dynamo has entered and not left because it gave up
+    (2.13)."""
     depth = _transform_depth()
     try:
         yield
@@ -158,7 +161,7 @@ def count_captures_apart() -> None:
 
     The code that it has captured counts towards ``recompile_limit`` and ``error_on_recompile`` by
     regions, one for each function compiled with ``isolate_recompiles`` and one for all others
-    (2.13). It sets the region before it asks for the frame callback, and resets it afterwards.
+    (2.13). Dynamo sets the region before it gets the frame callback, and resets it afterwards.
     """
     set_region = _region_setter()
     if set_region is not ABSENT:
@@ -169,7 +172,7 @@ def count_captures_apart() -> None:
 
 @functools.cache
 def _region_setter() -> Any:
-    # Asked for by Dynamo, which is imported then.
+    # Only Dynamo's callback calls this: Dynamo is imported by then.
     return find_symbol("torch._C._dynamo.eval_frame.set_eval_frame_isolate_recompiles_id")
 
 
@@ -193,8 +196,8 @@ def captures_uncounted() -> Iterator[None]:
 
 
 FRAME_CALLBACK_OF = "_torchdynamo_orig_backend"
-"""The attribute of a frame callback that leads Dynamo, step by step, to its compiler: the code that
-it has captured with one compiler is not run with another one."""
+"""The attribute by which Dynamo follows a chain of frame callbacks to the compiler. Code that was
+captured with one compiler is not run with another one."""
 
 
 def compiler_of(callback: Any) -> Any:
@@ -208,8 +211,9 @@ def not_captured(*, recursive: bool = False, always: bool = False) -> Any:
     """The return value of a frame callback for a frame that is to run uncompiled.
 
     Args:
-        recursive: whether the functions that it calls run as they are, too.
-        always: whether all later frames of its code do, under any callback; else this once.
+        recursive: whether the functions that the frame calls run uncompiled, too.
+        always: whether all later frames of the same code run uncompiled, under any callback;
+            otherwise this frame only.
     """
     from torch._C._dynamo import eval_frame
     from torch._dynamo.types import ConvertFrameReturn
@@ -221,9 +225,9 @@ def not_captured(*, recursive: bool = False, always: bool = False) -> Any:
 
 
 def not_traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a function that Dynamo is to call and not to trace where code calls it that it captures.
+    """Mark a function that Dynamo does not trace: captured code calls it.
 
-    The mark of ``torch.compiler.disable``, whose own way imports Dynamo (2.13).
+    The mark is that of ``torch.compiler.disable``, which itself imports Dynamo (2.13).
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
@@ -238,11 +242,11 @@ def has_reached_limit(converted: Any) -> bool:
 
 
 def is_unsupported(error: BaseException) -> bool:
-    """True if an error of Dynamo says what of a function it cannot take."""
+    """True if an error of Dynamo names a construct that it does not support."""
     return isinstance(error, torch._dynamo.exc.Unsupported)
 
 
-def not_taken() -> dict[str, int]:
+def capture_failures() -> dict[str, int]:
     """The constructs that Dynamo could not capture, with their counts; empty if PyTorch does not
     count them.
 
@@ -253,10 +257,10 @@ def not_taken() -> dict[str, int]:
 
 
 def is_layer_called_as_is(frame: Any) -> bool:
-    """True if a frame is that of a recurrent layer that Dynamo's code calls uncompiled.
+    """True if a frame is the call of a recurrent layer, which Dynamo's code runs uncompiled.
 
     PyTorch 2.15 breaks the graph before such a layer and counts no reason for the layer's frame;
-    2.13 and 2.14 leave the function alone that calls it, and count why.
+    2.13 and 2.14 do not compile the function that calls it, and count the reason.
     """
     from torch._dynamo import config
 
@@ -276,8 +280,8 @@ _VERSION: Any = torch.__version__
 def runs_higher_order(frame: Any) -> bool:
     """True if a frame is of a function by which PyTorch runs a higher-order operator eagerly.
 
-    ``torch.cond`` and its like have Dynamo capture a function that calls the operator, whose
-    gradients want what Dynamo makes of the branches: functions that return tuples (2.13).
+    Functions such as ``torch.cond`` let Dynamo capture a function that calls the operator. The
+    gradients need the branches as Dynamo rewrites them: functions that return tuples (2.13).
     """
     function = frame.f_locals.get("fn")
     names = frame.f_globals.get("__name__"), getattr(function, "__module__", None)
@@ -287,8 +291,8 @@ def runs_higher_order(frame: Any) -> bool:
 class Uncompiled:
     """Makes the rest of a compiled function, in the current thread, run uncompiled.
 
-    It is Dynamo's frame callback meanwhile: whether it still is tells whether that function has
-    ended.
+    It is Dynamo's frame callback until the compiled function ends, when Dynamo restores the earlier
+    one.
     """
 
     def __init__(self) -> None:
@@ -299,7 +303,7 @@ class Uncompiled:
         return not_captured(recursive=True)
 
     def begin(self) -> None:
-        """Do so from now on."""
+        """Become the frame callback."""
         eval_frame = sys.modules.get("torch._C._dynamo.eval_frame")
         if eval_frame is None:
             return
@@ -309,7 +313,8 @@ class Uncompiled:
             eval_frame.set_eval_frame(self)
 
     def end(self) -> None:
-        """Do so no longer; harmless when called twice, or after the compiled function."""
+        """Restore the earlier callback; harmless when called twice, or after the compiled
+        function."""
         before, self._before = self._before, None
         if before is not None:
             from torch._C._dynamo import eval_frame
@@ -326,7 +331,7 @@ def is_compiled_code(code: Any) -> bool:
 
 
 _AROUND_GRAPHS = (COMPILER_MODULE, "torch._dynamo.output_graph")
-"""The modules of Dynamo whose functions stand around a graph; of the second one where a graph holds
+"""The modules of Dynamo whose functions stand around a graph; the second one where a graph holds
 operators that a ``__torch_function__`` of the program has called (2.13)."""
 
 

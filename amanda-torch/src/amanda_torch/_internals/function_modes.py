@@ -14,8 +14,8 @@ from amanda.python.nested import leaves
 from amanda.state import STATE, Undo, unwind
 from amanda_torch._internals.symbols import symbol
 
-# The public way to push a mode is a with-statement around all that it is to see, and a scope
-# begins and ends in functions of its own.
+# The public interface pushes a mode by a with-statement only, and a scope begins and ends in
+# different functions.
 push_mode: Callable[[Any], None] = symbol("torch._C._push_on_torch_function_stack")
 pop_mode: Callable[[], Any] = symbol("torch._C._pop_torch_function_stack")
 mode_depth: Callable[[], int] = symbol("torch._C._len_torch_function_stack")
@@ -28,8 +28,8 @@ PYTHON_EVENT = torch.overrides.handle_torch_function.__code__
 """The code that reports a Python-level function to a mode; C-level ones come straight from C."""
 
 caller_frame: Callable[[int], Any] = sys._getframe
-"""The frame that many levels above the function that asks. The only way to tell whether an
-event comes from :data:`PYTHON_EVENT` or from C: ``func`` can be the same in both."""
+"""The frame that many levels above the caller. Only the frame shows whether an event comes from
+:data:`PYTHON_EVENT` or from C: ``func`` can be the same in both."""
 
 
 MODE_BUILTINS = (
@@ -42,7 +42,7 @@ MODE_BUILTINS = (
     torch.device.__enter__,
     torch.device.__exit__,
 )
-"""Everything by which Python changes a thread's stack of modes, and asks about it."""
+"""All functions by which Python reads and changes a thread's stack of modes."""
 
 
 def modes() -> Sequence[Any]:
@@ -64,7 +64,7 @@ def show_modes(hidden: Sequence[Any]) -> None:
 
 
 def set_modes(wanted: Sequence[Any]) -> None:
-    """Make these the function modes of the current thread, whatever they are."""
+    """Replace the function modes of the current thread by these."""
     hide_modes()
     show_modes(wanted)
 
@@ -82,7 +82,7 @@ def restore_modes(hidden: Sequence[Any]) -> None:
 
 def leave_modes(undo: list[Undo]) -> None:
     """Take all function modes off the current thread; unwinding `undo` puts them back."""
-    # modes() and hide_modes(), without a function for each: at each routine of backward operators.
+    # modes() and hide_modes() written out: this runs at each routine of backward operators.
     undo.append((restore_modes, (tuple(map(mode_at, range(mode_depth()))),)))
     while mode_depth():
         pop_mode()
@@ -114,7 +114,8 @@ PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 """The classes of tensors that override no operator."""
 
 PLAIN = PLAIN_TENSORS | {type(None), bool, int, float, str}
-"""Types of arguments and results that neither override operators nor hold what does."""
+"""Types of arguments and results that neither override operators nor contain an object that
+does."""
 
 
 def overrides(value: Any) -> bool:
@@ -126,7 +127,7 @@ def overrides(value: Any) -> bool:
         return cls.__torch_function__ is not _inherited
     if not isinstance(value, (list, tuple)) or PLAIN.issuperset(map(type, value)):
         return False
-    # What is nested, or overrides.
+    # Containers, and values that override.
     return any(
         isinstance(leaf, torch.Tensor) and overrides(leaf) for leaf in leaves(value, _sequence)
     )
@@ -136,19 +137,19 @@ def _sequence(value: Any) -> Iterable[Any] | None:
     return value if isinstance(value, (list, tuple)) else None
 
 
-def takes_few(value: Any) -> bool:
+def refuses_reads(value: Any) -> bool:
     """True if a tensor's class raises for nearly every function, reads included.
 
-    That of ``ExpandedWeight`` does (2.13), which PyTorch imports for gradients of samples only.
+    ``ExpandedWeight`` is of this kind (2.13); PyTorch imports it for gradients per sample only.
     """
     return type(value).__module__.startswith("torch.nn.utils._expanded_weights.")
 
 
-def take_no_identity(values: Iterable[Any]) -> bool:
+def refuse_identity(values: Iterable[Any]) -> bool:
     """True if no ``autograd.Function`` of the driver's may stand before some of these tensors.
 
-    The class of one that overrides operators would not find it behind. For nested tensors of the
-    strided layout PyTorch raises in every ``autograd.Function`` (2.13).
+    A class that overrides operators would not find its tensor behind the function. For nested
+    tensors of the strided layout PyTorch raises in every ``autograd.Function`` (2.13).
     """
     for value in values:
         if type(value) in PLAIN_TENSORS:
@@ -174,10 +175,10 @@ READING = _Reading()
 
 
 class reading:  # noqa: N801 - reads as a statement
-    """Within it, what the driver reads of tensors reaches no ``__torch_function__`` of a class.
+    """Within it, the driver's reads of tensors reach no ``__torch_function__`` of a class.
 
     Args:
-        values: the tensors; without an overriding one among them nothing is done.
+        values: the tensors; if none of them overrides, nothing is done.
     """
 
     __slots__ = ("_guard", "_is_refused", "_mark")
@@ -188,7 +189,7 @@ class reading:  # noqa: N801 - reads as a statement
             overriding = list(filter(overrides, values))
         is_needed = bool(overriding) and _overrides_are_on()
         self._guard = _without_overrides() if is_needed else None
-        self._is_refused = is_needed and any(map(takes_few, overriding))
+        self._is_refused = is_needed and any(map(refuses_reads, overriding))
 
     def __enter__(self) -> None:
         if self._guard is not None:

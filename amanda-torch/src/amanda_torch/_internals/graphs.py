@@ -16,7 +16,7 @@ def lookup_compiler(name: str) -> Any:
     """One of Dynamo's backends by name.
 
     Raises:
-        torch._dynamo.exc.InvalidBackend: there is none of that name.
+        torch._dynamo.exc.InvalidBackend: no backend has this name.
     """
     import torch._dynamo
 
@@ -24,8 +24,8 @@ def lookup_compiler(name: str) -> Any:
 
 
 def has_numbers(graph: torch.fx.Graph) -> bool:
-    """True if a node of a graph that Dynamo has captured gives a number: a symbolic size, or what
-    ``item()`` gives where Dynamo captures that; or a tensor of such a size."""
+    """True if the result of a node of a captured graph is a number (a symbolic size, or a captured
+    ``item()``) or a tensor with a symbolic size."""
     symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
     for node in graph.nodes:
         value = node.meta.get("example_value")
@@ -37,7 +37,7 @@ def has_numbers(graph: torch.fx.Graph) -> bool:
 
 
 def example_of(node: torch.fx.Node) -> Any:
-    """What Dynamo notes that a node gives, with symbolic sizes."""
+    """The example of a node's result that Dynamo has noted, with symbolic sizes."""
     return node.meta.get("example_value")
 
 
@@ -53,26 +53,26 @@ def symbol_of(value: Any) -> Any:
 
 
 def symbols_in(size: Any) -> Any:
-    """The symbols in what :func:`expression_of` gives."""
+    """The symbols in a result of :func:`expression_of`."""
     return getattr(size, "free_symbols", ())
 
 
 def size_of(size: Any, values: Mapping[Any, int]) -> int:
-    """What :func:`expression_of` gives as a number, where symbols have these values."""
+    """The number for a result of :func:`expression_of`, if the symbols have these values."""
     return int(size.xreplace(values)) if hasattr(size, "xreplace") else int(size)
 
 
 def takes_wrapped_numbers(graph: torch.fx.Graph) -> bool:
-    """True if a graph takes numbers as tensors, which code around it makes with operators of its
-    own: Dynamo does so with what functions of Python's ``random`` give, in 2.13 those but
-    ``random.random``, in 2.14 and 2.15 all.
+    """True if a graph gets numbers as tensors, which operators around the graph make. Dynamo does
+    so with the results of Python's ``random``: in 2.13 of all functions except ``random.random``,
+    in 2.14 and 2.15 of all.
     """
     taken = [node.meta.get("grapharg") for node in graph.nodes if node.op == "placeholder"]
     return any(getattr(argument, "pass_arg_as_tensor", False) for argument in taken)
 
 
 def copied_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A copy of a graph that Dynamo has captured, which its compilers take."""
+    """A copy of a captured graph that Dynamo's compilers accept."""
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     copied = torch.fx.GraphModule(module, graph)
@@ -99,10 +99,10 @@ require("torch.Tensor._make_wrapper_subclass")
 
 
 def valueless(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """A tensor that is like another one, and has no values.
+    """A tensor with the shape and dtype of another one, and no values.
 
     Args:
-        device: that it tells; that of the other one without.
+        device: its device; None for that of `tensor`.
     """
     made: torch.Tensor = torch.Tensor._make_wrapper_subclass(
         WithoutValues, tensor.shape, dtype=tensor.dtype, device=device or tensor.device
@@ -130,15 +130,15 @@ def compile_later(
 
     Args:
         context: the :func:`tracing_context` of its capture.
-        inputs: those that Dynamo gave to the compiler.
-        with_backward: whether the backward pass is compiled now, so that what fails in that fails
-            here, and not in the program's first backward pass, as AOTAutograd has it.
+        inputs: the example inputs that Dynamo gave to the compiler.
+        with_backward: whether the backward pass is compiled now, so that its errors are raised
+            here. AOTAutograd would compile it in the program's first backward pass.
     """
     import torch._functorch.config
 
     backward = torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
-    # Without the session, compiled functions refuse to be called in other threads meanwhile: they
-    # take what a compiler traces here for torch.fx.symbolic_trace (2.13).
+    # Without the session, compiled functions in other threads would raise meanwhile: they take this
+    # compiler's tracing for torch.fx.symbolic_trace (2.13).
     with (
         torch._guards.tracing(context),
         _compile_session(),
@@ -148,8 +148,8 @@ def compile_later(
 
 
 def undisabled(function: Any) -> Any:
-    """A function that a compiler has made, without what keeps Dynamo off it: to be called where
-    Dynamo is off, as in what it runs for a graph."""
+    """A compiled function without the wrapper that disables Dynamo, for a caller within which
+    Dynamo is disabled already."""
     while getattr(function, "_torchdynamo_disable", False):
         function = function._torchdynamo_orig_callable
     return function

@@ -43,8 +43,8 @@ def has_global_hooks() -> bool:
 
 
 SWAPPING, SWAPPING_REFERENCES = torch.utils, "weakref"
-"""The module of ``swap_tensors``, by which modules change the type of parameters that are of a
-subclass, and where it asks whether there are weak references to one: it refuses those (2.13)."""
+"""The module of ``swap_tensors``, by which modules change the type of parameters of a subclass. It
+refuses a parameter to which there are weak references (2.13)."""
 
 require(f"{SWAPPING.__name__}.{SWAPPING_REFERENCES}")
 
@@ -62,14 +62,15 @@ MODULE_CALL = symbol("torch.nn.Module._wrapped_call_impl")
 require("torch.nn.Module._call_impl", "torch.nn.Module._compiled_call_impl")
 COMPILED_CALL = operator.attrgetter("_compiled_call_impl")
 PLAIN_CALL = operator.attrgetter("_call_impl")
-"""The methods of which `MODULE_CALL` calls one: the first unless it is None. Called directly they
-save its Python frame, so that modules can be nested as deep as without our own (PyTorch 2.13)."""
+"""The methods of which `MODULE_CALL` calls one: the first unless it is None. A direct call saves
+the Python frame of `MODULE_CALL`, so that modules can be nested as deep as without our frame
+(PyTorch 2.13)."""
 
 PROFILER = "torch.autograd.profiler"
 PROFILER_START = "_enable_profiler"
 """The function of `PROFILER` at whose first call with stacks PyTorch's profiler reads, for the rest
-of the process, the code of ``nn.Module.__call__``. It tells calls of modules by their frame, and
-takes what is called ``self`` in it for the module (2.13)."""
+of the process, the code of ``nn.Module.__call__``. It recognizes calls of modules by their frame,
+and takes the variable ``self`` in the frame for the module (2.13)."""
 
 
 _MODULE_CALL = f"""
@@ -90,7 +91,7 @@ def make_module_call(enter: Callable[[Any, Any, Any], Any]) -> Any:
             manager with a callable ``run``, which gets the arguments, and a ``result`` to be set.
     """
     made = compile_in_place(_MODULE_CALL, MODULE_CALL, "_call_impl")(enter)
-    # Dynamo tells functions of ours by it.
+    # Dynamo recognizes our functions by this name.
     made.__module__ = __name__
     return made
 
@@ -98,8 +99,8 @@ def make_module_call(enter: Callable[[Any, Any, Any], Any]) -> Any:
 FX = "torch.fx._symbolic_trace"
 FX_TRACE = "Tracer.trace"
 FX_MODULE_CALL = "_orig_module_call"
-"""What `FX` takes for the ``nn.Module.__call__`` of PyTorch. While one thread traces, the modules
-that others call are called by it."""
+"""The function that `FX` calls as PyTorch's ``nn.Module.__call__``. While one thread traces, it
+also runs the calls of modules in other threads."""
 require(f"{FX}.{FX_MODULE_CALL}", f"{FX}.Tracer.trace")
 
 _TRACE: types.CodeType | None = getattr(find_symbol(f"{FX}.Tracer.trace"), "__code__", None)
@@ -114,7 +115,8 @@ def threads_in(*codes: types.CodeType) -> Sequence[int]:
             if caller.f_code is _TRACE or caller.f_code in codes:
                 found.append(thread)
             caller = caller.f_back
-    # One of them is this function's own: a cycle that would keep all callers until a collection.
+    # One of these frames is this function's own: a cycle that would keep all callers until a
+    # collection.
     del frame
     return found
 
@@ -135,4 +137,4 @@ TRACERS = {
 }
 """Where PyTorch's tracers begin, also when their entry point was bound to another name.
 
-They are looked for when their module is imported; a warning names one that is missing."""
+The driver looks for each function when its module is imported; a warning names a missing one."""

@@ -32,22 +32,22 @@ COMPILER_MODULE_CALL = "unpatched_nn_module_call"
 captures the code of any other one."""
 
 MADE_MODULE = "made"
-"""In place of an expression that leads to a module, for one that the captured code makes."""
+"""Stands for the expression that leads to a module, if the captured code makes the module."""
 
 
 class _Made:
-    """What Dynamo asks for the expression that leads to a module."""
+    """The source of a module, from which Dynamo reads the expression that leads to it."""
 
     name = MADE_MODULE
 
 
 @torch.fx.node.has_side_effect
 def module_mark(call: int, is_exit: bool, tensors: Sequence[Any]) -> None:
-    """Stands in a captured graph where a module is called, and where it returns.
+    """Marks the places in a captured graph where a module is called, and where it returns.
 
     Args:
-        call: the same number at both places, and at no other one of the graph.
-        tensors: those that the module is given, or has returned.
+        call: the number of the call: the same at both places, and unique in the graph.
+        tensors: the arguments of the module, or its results.
     """
 
 
@@ -55,8 +55,8 @@ class _Marks:
     """Has Dynamo write :func:`module_mark` into what it captures; to be used with Dynamo's lock.
 
     Attributes:
-        is_on: whether it does.
-        refused: why what it has captured cannot be marked; "" if it can.
+        is_on: whether marks are written.
+        refused: the reason why the captured code cannot be marked; "" if it can.
     """
 
     def __init__(self) -> None:
@@ -85,11 +85,11 @@ class _MarkedCall:
         self.entry: Any = None
 
     def begin(self, tx: Any) -> None:
-        """Write the mark of its entry, among whose modules this one is by now."""
+        """Write the mark of its entry; Dynamo's stack of modules holds the module already."""
         self.entry = self._write(tx, next(_MARK_NUMBERS), False, self._given)
 
     def end(self, tx: Any, result: Any) -> None:
-        """Write that of its exit, which is in the module, too."""
+        """Write the mark of its exit; the stack still holds the module."""
         stack = None if self.entry is None else self.entry.meta.get("nn_module_stack")
         if stack is None:
             MODULE_MARKS.refused = "Dynamo does not note the calls of a module"
@@ -116,9 +116,9 @@ MODULE_MARKS = _Marks()
 
 
 def _proxies_in(tx: Any, value: Any) -> list[Any]:
-    """The tensors in a value that Dynamo captures, as a module is given or gives them.
+    """The tensors in the arguments or results of a module that Dynamo captures.
 
-    In the order of :func:`amanda_torch.operators.calls.tensors_in`.
+    They are in the order of :func:`amanda_torch.operators.calls.tensors_in`.
     """
     value = value.realize() if hasattr(value, "realize") else value
     kind = value.python_type()
@@ -130,14 +130,14 @@ def _proxies_in(tx: Any, value: Any) -> list[Any]:
     elif issubclass(kind, Mapping):
         items = value.call_method(tx, "values", [], {}).unpack_var_sequence(tx)
     elif dataclasses.is_dataclass(kind):
-        # 2.15 has the first of the two, 2.13 the second.
+        # PyTorch 2.15 has the first method, 2.13 the second.
         get = getattr(value, "tp_getattro_impl", None) or value.var_getattr
         items = [get(tx, field.name) for field in dataclasses.fields(kind)]
     return [proxy for item in items for proxy in _proxies_in(tx, item)]
 
 
 def _noting_calls(vanilla: Any) -> Any:
-    """Dynamo's capture of a module's call, which also notes calls of modules that code makes."""
+    """Dynamo's capture of a module's call, extended to modules that the captured code makes."""
 
     @functools.wraps(vanilla)
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -159,7 +159,7 @@ def _noting_calls(vanilla: Any) -> Any:
 
 
 def _noting_stacks(vanilla: Any) -> Any:
-    """Dynamo's note of a module's call for the nodes within, which are marked if that is wanted."""
+    """Dynamo's note of a module's call for the nodes within, with marks if these are on."""
 
     @contextmanager
     @functools.wraps(vanilla)
@@ -172,7 +172,7 @@ def _noting_stacks(vanilla: Any) -> Any:
 
 
 def _noting_loss(vanilla: Any) -> Any:
-    """Dynamo's capture of ``nn.CrossEntropyLoss(...)``, for which it makes a function."""
+    """Dynamo's capture of ``nn.CrossEntropyLoss(...)``, which it replaces by a function."""
 
     @functools.wraps(vanilla)
     def call_cross_entropy_loss(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -204,10 +204,10 @@ COMPILER_NOTES: dict[str, dict[str, Callable[[Any], Any]]] = {
         "UserDefinedClassVariable._call_cross_entropy_loss": _noting_loss
     },
 }
-"""What to wrap, where it is there, for Dynamo to note all calls of modules with what it captures.
+"""The functions to wrap, where they exist, so that Dynamo notes all calls of modules.
 
-Of itself it leaves out those of modules to which no expression leads: ``nn.CrossEntropyLoss()`` in
-a forward (2.13)."""
+By itself it leaves out the calls of modules to which no expression leads, such as
+``nn.CrossEntropyLoss()`` in a forward (2.13)."""
 
 FRAMES_UP = "_frames_up"
 """The parameter of a tracer that says how many Python frames are between it and the program."""

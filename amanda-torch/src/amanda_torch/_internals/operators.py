@@ -45,7 +45,8 @@ _has_kernel = symbol("torch._C._dispatch_has_kernel_for_dispatch_key")
 @functools.cache
 def is_one_node(name: str) -> bool:
     """True if autograd has a formula for all overloads of an operator of ATen, and so makes one
-    node for it: no overload is made of other operators that have nodes of their own."""
+    node for each call. No overload is composed of other operators, which would have nodes of their
+    own."""
     schemas = schemas_of(f"aten::{name}")
     names = [f"{s.name}.{s.overload_name}".rstrip(".") for s in schemas]
     # Some schemas are TorchScript's only (`aten::mul.left_t` repeats a list).
@@ -77,7 +78,7 @@ def schema_of(overload: Any) -> Any:
 
 OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 OVERRIDE_CHECKERS = (torch.functional, torch.nn.functional)
-"""Modules of Python-level operators that ask these before they do their work."""
+"""Modules of Python-level operators that call these checks before they compute."""
 
 require(*(f"{m.__name__}.{check}" for m in OVERRIDE_CHECKERS for check in OVERRIDE_CHECKS))
 require("torch.overrides.has_torch_function")

@@ -32,7 +32,7 @@ def call_soon(function: Callable[[], bool]) -> None:
 
     A scope that ends within an operator leaves its mode: PyTorch has popped it, and pushes it again
     when the operator ends, in C++. Python's profiler is the only documented hook that runs after
-    that. It does nothing in a thread that is profiled already.
+    that. In a thread that is profiled already this function does nothing.
     """
     if sys.getprofile() is not None:
         return
@@ -60,7 +60,7 @@ _call_pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_call_all)
 def call_in_main_thread(function: Callable[[], Any]) -> None:
     """Call a function in the main thread before that runs more Python code.
 
-    By ``Py_AddPendingCall``, which is CPython's documented way to do so from another thread.
+    It uses ``Py_AddPendingCall``, CPython's documented function for other threads.
     """
     _PENDING.append(function)
     ctypes.pythonapi.Py_AddPendingCall(_call_pending, None)
@@ -75,7 +75,7 @@ _OURS = tuple(
 """The folders of amanda-core and of this package."""
 
 _CODES: Memo[tuple[str, int], types.CodeType] = Memo(4096)
-"""`_CALL` with the file and line of the program, by these."""
+"""By file name and line of the program, the copy of `_CALL` with these."""
 
 
 _CALL = (lambda func, args, kwargs: func(*args, **kwargs)).__code__
@@ -112,11 +112,11 @@ def call_in_place(func: Any, args: Any, kwargs: Any, frame: Any = None) -> Any:
     place = frame.f_code.co_filename, frame.f_lineno
     code = _CODES.get(place)
     if code is None:
-        # A frame may be at no line.
+        # The line of a frame may be None.
         line = frame.f_lineno or frame.f_code.co_firstlineno
         code = _CODES[place] = _named(_CALL, frame.f_code, line)
     called = types.FunctionType(code, frame.f_globals)
-    # A traceback would lead to it.
+    # An error's traceback would keep the frame.
     del frame
     return called(func, args, kwargs)
 
@@ -128,7 +128,7 @@ def compile_in_place(source: str, vanilla: Any, calls: str) -> Any:
     ``nn.Softmax()`` without a dimension), show the call that `vanilla` makes of `calls`.
 
     Args:
-        source: the definition of one function that uses no global names but builtins.
+        source: the definition of one function. Its only global names are builtins.
         vanilla: the function whose frame it saves.
         calls: the name of the method that `vanilla` calls.
     """
@@ -163,7 +163,7 @@ def not_counted_by_warnings(function: Any) -> Any:
 
     For patches that are one frame more between the program and PyTorch, where PyTorch warns of the
     program: "Full backward hook is firing ..." (``stacklevel=5``), ``torch.jit.script(optimize=)``.
-    Python knows one reason not to count a caller: its file is named as the import system's.
+    Python leaves out the frames of one kind of file: those named like the import system's.
     """
     code = function.__code__
     function.__code__ = code.replace(co_filename=f"{code.co_filename} (importlib _bootstrap)")
@@ -171,7 +171,7 @@ def not_counted_by_warnings(function: Any) -> Any:
 
 
 def warn_program(text: str) -> None:
-    """Warn (CoverageWarning) at the line of the program that has led here."""
+    """Warn (CoverageWarning) at the program's innermost line."""
     warn_at(calling_frame(("torch",)), text)
 
 

@@ -35,7 +35,7 @@ def find_symbol(path: str) -> Any:
     for name in names:
         owner, found = found, getattr(found, name, ABSENT)
         if found is ABSENT and isinstance(owner, type):
-            # An attribute of instances is among the annotations of the class.
+            # Attributes of instances are found in the annotations of the class.
             found = annotations_of(owner).get(name, ABSENT)
         if found is ABSENT:
             break
@@ -43,7 +43,7 @@ def find_symbol(path: str) -> Any:
 
 
 def require(*paths: str) -> None:
-    """Declare symbols that are read where they are needed."""
+    """Declare symbols that other code looks up itself."""
     EAGER_SYMBOLS.extend(paths)
 
 

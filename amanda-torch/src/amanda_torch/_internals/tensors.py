@@ -38,8 +38,8 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
 
 
 def has_tensor_hooks(tensor: torch.Tensor) -> bool:
-    """True if a backward pass to a tensor calls hooks on it, or keeps its gradient there."""
-    # Those that run after an accumulation are not called where a pass returns the gradient.
+    """True if a backward pass that reaches a tensor calls hooks on it, or keeps its gradient."""
+    # Hooks that run after an accumulation are not called if a pass returns the gradient.
     return bool(tensor._backward_hooks) or tensor.retains_grad
 
 
@@ -55,13 +55,13 @@ def random_state(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any
 def unused_accelerator() -> str:
     """The type of the accelerator that the process does not use, such as ``cuda``; "" without one.
 
-    Whoever asks for its generator, or whether it is available, begins to use it: that takes memory
+    A request for its generator, or for whether it is available, initializes it. That takes memory
     and time, and processes that are forked later cannot use it.
     """
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None:
         return ""
-    # Those that have no such function are used from the start.
+    # A type without this function is in use from the start.
     is_used = getattr(torch.get_device_module(accelerator), "is_initialized", lambda: True)
     return "" if is_used() else accelerator.type
 
@@ -76,7 +76,7 @@ def accelerator_in_use() -> set[torch.device]:
     return {torch.device(accelerator.type, torch.accelerator.current_device_index())}
 
 
-# These two are asked several times per operator: functions of C cost no Python frame.
+# Both are called several times per operator: functions of C cost no Python frame.
 version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 """The number of in-place changes of a tensor so far."""
 
@@ -86,7 +86,7 @@ base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_b
 is_view: Callable[[torch.Tensor], bool] = symbol("torch.Tensor._is_view")
 """True if autograd treats a tensor as a view."""
 
-# ``as_subclass`` makes a view, which autograd treats as one, of a tensor without gradients, too.
+# ``as_subclass`` makes a view for autograd also of a tensor without gradients.
 make_subclass: Callable[[type, torch.Tensor], torch.Tensor] = symbol("torch.Tensor._make_subclass")
 """An alias of a tensor as one of another class: outside of autograd's graph, and no view."""
 
@@ -96,8 +96,8 @@ _use_count = symbol("torch._C._storage_Use_Count")
 
 
 def versions_of(tensors: Sequence[Any]) -> list[int | None]:
-    """How often each tensor has been changed in place; None for an absent one, and for
-    tensors of inference mode, which do not count it."""
+    """The number of in-place changes of each tensor; None for an absent tensor, and for tensors of
+    inference mode, which have no such counter."""
     try:
         if len(tensors) == 1:
             # Half the time of the general form.
@@ -111,8 +111,9 @@ def versions_of(tensors: Sequence[Any]) -> list[int | None]:
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """True if others than `tensor` and what autograd has saved of it use its storage."""
-    # One each for the tensor, for autograd, and for the storage object made here.
+    """True if the storage of `tensor` is used by more than `tensor` and autograd's saved copy of
+    it."""
+    # One reference each of the tensor, of autograd, and of the storage object made here.
     return bool(_use_count(tensor.untyped_storage()._cdata) > 3)
 
 

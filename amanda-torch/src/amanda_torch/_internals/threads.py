@@ -26,8 +26,8 @@ _unwrapped = symbol("torch._C._functorch.get_unwrapped")
 _transforms = symbol("torch._C._functorch.get_interpreter_stack")
 _level_of = symbol("torch._C._functorch.maybe_get_level")
 _BATCHING = symbol("torch._C._functorch.TransformType.Vmap")
-# Not ``_functorch.peek_interpreter_stack``: asking it gives the thread a stack of transforms, which
-# autograd copies with each state of the thread, several times per node (2.13).
+# Not ``_functorch.peek_interpreter_stack``, which gives the thread a stack of transforms. Autograd
+# copies that with each state of the thread, several times per node (2.13).
 in_functorch: Callable[[], bool] = symbol("torch._C._are_functorch_transforms_active")
 """True if a functorch transform (vmap, grad, jvp) is active."""
 require("torch.autograd.forward_ad._current_level")
@@ -55,7 +55,7 @@ _disable_dispatch_modes = symbol("torch.utils._python_dispatch._disable_current_
 
 
 def no_dispatch_modes() -> AbstractContextManager[Any]:
-    """The ``TorchDispatchMode``s of the program see nothing of what runs within it."""
+    """Within it, code is hidden from the program's ``TorchDispatchMode``s."""
     return _disable_dispatch_modes() if dispatch_depth() else nullcontext()
 
 
@@ -69,11 +69,12 @@ _push_dispatch_mode = symbol("torch._C._push_on_torch_dispatch_stack")
 def hide_dispatch_modes(hidden: list[Any]) -> None:
     """Take the dispatch modes of the program off the stack of this thread.
 
-    PyTorch's own, that of fake tensors and those of its tracers, stay: without them tensors that
-    code makes would not go with those that it is given. They are below the others (2.13).
+    PyTorch's own modes, of fake tensors and of its tracers, stay: without them the code would make
+    real tensors, which cannot be combined with its fake inputs. PyTorch's modes are below the
+    program's (2.13).
 
     Args:
-        hidden: gets them, innermost first, for :func:`show_dispatch_modes`.
+        hidden: the modes are appended to it, innermost first, for :func:`show_dispatch_modes`.
     """
     if not dispatch_depth():
         return
@@ -83,7 +84,7 @@ def hide_dispatch_modes(hidden: list[Any]) -> None:
 
 
 def show_dispatch_modes(hidden: list[Any]) -> None:
-    """Undo :func:`hide_dispatch_modes`. What is shown again is removed from the list."""
+    """Undo :func:`hide_dispatch_modes`. The list is emptied."""
     while hidden:
         _push_dispatch_mode(hidden[-1])
         del hidden[-1]
@@ -118,12 +119,12 @@ def in_backward() -> bool:
 
 
 def is_within_differentiation(root: Any) -> bool:
-    """True if ``torch.func`` differentiates the gradients that it computes now, as for a Hessian.
+    """True if ``torch.func`` also differentiates the gradients that it computes, as for a Hessian.
 
-    To be asked within a transform.
+    The caller is within a transform.
 
     Args:
-        root: what the backward pass begins with. ``vjp`` may have left its own level.
+        root: the tensor at which the backward pass begins. ``vjp`` may have left its own level.
     """
     own = _level_of(root) if isinstance(root, torch.Tensor) else -1
     levels = [one.level() for one in _transforms() or () if one.key() != _BATCHING]
@@ -152,7 +153,7 @@ def in_forward_ad() -> bool:
 
 
 is_autocasting: Callable[[], bool] = symbol("torch._C._is_any_autocast_enabled")
-"""True if autocast is on for any device: nodes of their own may then cast an operator's inputs."""
+"""True if autocast is on for any device: further nodes may then cast an operator's inputs."""
 
 
 require("torch._guards.tracing")
@@ -161,17 +162,17 @@ tracing_context: Callable[[], Any] = symbol("torch._guards.TracingContext.try_ge
 
 
 def is_compiling() -> bool:
-    """True if Dynamo or what it hands its graphs to runs in this thread."""
-    # The flag behind the public function is one for all threads; Dynamo takes both calls in code
-    # that it captures for True.
+    """True if Dynamo or its compiler runs in this thread."""
+    # The public function reads one flag for all threads. In captured code Dynamo evaluates both
+    # calls to True.
     return torch.compiler.is_compiling() and (
         torch.compiler.is_dynamo_compiling() or tracing_context() is not None
     )
 
 
 def is_untransformed() -> bool:
-    """True if operators that are called now go straight to PyTorch's eager kernels, function modes
-    aside: no dispatch mode is on, and no transform, forward-mode AD or tracer is active."""
+    """True if operators reach PyTorch's eager kernels directly, apart from function modes: no
+    dispatch mode is on, and no transform, forward-mode AD or tracer is active."""
     return (
         not dispatch_depth()
         and forward_ad._current_level < 0
@@ -197,7 +198,7 @@ def is_traced() -> bool:
 
 
 Question = Callable[[], Any] | tuple[dict[str, Any], str]
-"""A question of the gate: a function, or a dictionary for one of its keys, which is quicker."""
+"""A condition that the gate checks: a function, or a key of a dictionary, which is faster."""
 
 compiling_asked: Question = (
     (vars(torch.compiler), "_is_compiling_flag")
@@ -213,7 +214,7 @@ _saving_hooks = symbol("torch._C._autograd._top_saved_tensors_default_hooks")
 
 
 def is_eager() -> bool:
-    """:func:`is_untransformed`, and no hook on saved tensors is there, and no backward pass."""
+    """:func:`is_untransformed`, without hooks on saved tensors, and outside of a backward pass."""
     return is_untransformed() and graph_task() == -1 and _saving_hooks(True) is None
 
 

@@ -6,9 +6,9 @@ A :class:`Claimer` is called for an operator right after it has run::
     result = operator(...)
     claimer.claim(plan, known, execution, result, start, iteration)
 
-Only the nodes of its outputs are hooked then. The nodes behind them, of which some operators have
-many, are hooked when a backward pass comes to the operator (:class:`Claim`): a forward pass whose
-graph no backward pass uses pays nothing for them.
+This hooks the nodes of the outputs only. The nodes behind them, of which some operators have many,
+are hooked when a backward pass reaches the operator (:class:`Claim`): a forward pass whose graph no
+backward pass uses does not pay for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.executions import Execution, Past
 from amanda_torch.autograd.gradient_graphs import KnownGradients, KnownGraph, numbered
-from amanda_torch.autograd.hooks import NodeHooks, nothing_flows
+from amanda_torch.autograd.hooks import NodeHooks, all_none
 from amanda_torch.autograd.leaves import Accumulation, LeafClaimer, note_reached
 from amanda_torch.autograd.nodes import (
     KINDS,
@@ -47,11 +47,11 @@ _current_node = _internals.current_node
 
 
 class Claim:
-    """The backward operators of one execution, found where a backward pass comes to it.
+    """The backward operators of one execution, hooked when a backward pass reaches it.
 
     Args:
         past: the tensors of the execution; None where no analysis is pending.
-        reached: what is told when a pass comes to the operator.
+        reached: the accumulations of leaves that are notified when a pass reaches the operator.
     """
 
     __slots__ = ("_claimer", "_graph", "_hooks", "_known", "_past", "_reached")
@@ -69,14 +69,15 @@ class Claim:
         self._graph = graph
         self._past = past
         self._reached = reached
-        # By number of a node that a pass has come to. Made then: it may never do.
+        # By the number of the node. Created in the first pass that reaches a node: there may be
+        # none.
         self._hooks: dict[int, NodeHooks] | None = None
 
     def register(self, entry: int, node: Any) -> None:
         """Hook the node of an output.
 
         Args:
-            entry: its number.
+            entry: the number of the node.
         """
         # Nearly all operators have one entry. Bound methods would be two objects more for each.
         hook = functools.partial(self, entry=entry) if entry else self
@@ -90,15 +91,16 @@ class Claim:
         grad_outputs: tuple[Any, ...] | None = None,
         entry: int = 0,
     ) -> Any:
-        """Prehook of an entry; posthook, where PyTorch passes what the node has consumed, too."""
+        """Run as prehook of an entry, or as posthook if PyTorch also passes the gradients that the
+        node has consumed."""
         if self._hooks is None:
             self._hooks = {}
         hooks = self._hooks.get(entry)
         if grad_outputs is not None:
-            # Without hooks no gradient has come to the node.
+            # Without hooks the node has got no gradient.
             has_after = hooks is not None and hooks.has_after
             return hooks(gradients, grad_outputs) if hooks and has_after else None
-        if nothing_flows(gradients):
+        if all_none(gradients):
             return None
         if hooks is None:
             hooks = self._hooks[entry] = self._hooks_at(entry)
@@ -108,21 +110,21 @@ class Claim:
         return hooks(gradients) if hooks.has_before else None
 
     def _hook_inner(self, entry: int, found: dict[int, NodeHooks]) -> None:
-        """Hook the nodes behind the one that runs now: a pass comes to them later.
+        """Hook the nodes behind the node that runs now: the pass reaches them later.
 
         Args:
-            found: the hooks of the nodes that are hooked, to be added to.
+            found: the hooks by number of the node; those of further nodes are added.
         """
-        way = self._graph.inner[entry]
-        if not way:
+        path = self._graph.inner[entry]
+        if not path:
             return
         nodes = [_current_node()]
         if nodes[0] is None:
-            # Compiled autograd calls the hooks of nodes in code of its own, where none is run.
-            self._claimer.dispatcher.not_seen(_COMPILED_PASSES, len(way))
+            # Compiled autograd calls hooks in code of its own, in which no node runs.
+            self._claimer.dispatcher.not_seen(_COMPILED_PASSES, len(path))
             return
         # An LSTM's cell has thirteen of them.
-        for place, edge, number in way:
+        for place, edge, number in path:
             node = nodes[place].next_functions[edge][0]
             nodes.append(node)
             if number not in found:
@@ -144,8 +146,8 @@ class Claimer(LeafClaimer):
     """Finds the autograd nodes of forward operators and hooks them, for one thread.
 
     Attributes:
-        marks: whether all nodes are marked with their owners, since the program differentiates
-            gradients. Until then only those of first executions are.
+        marks: True if all nodes are marked with their owners, since the program differentiates
+            gradients; False if only nodes of first executions are.
     """
 
     marks = False
@@ -159,14 +161,15 @@ class Claimer(LeafClaimer):
         start: int,
         iteration: int,
     ) -> None:
-        """Find the backward operators of an operator that has just run, and hook the first of them.
+        """Find the backward operators of an operator that has just run, and hook those of its
+        outputs.
 
         Args:
-            known: what is known of them, to be added to.
-            execution: it is asked only for an analysis.
+            known: the facts about the backward operators, which are extended.
+            execution: the execution; read only if an analysis is pending.
             result: the operator's result.
             start: the sequence number read before it ran.
-            iteration: the iteration of its thread.
+            iteration: the iteration of the thread that ran it.
         """
         self.iterations[plan.op_id] = iteration
         # `y[mask] = x` returns nothing, and has changed an input.
@@ -199,7 +202,8 @@ class Claimer(LeafClaimer):
         outputs: Sequence[Any],
         reached: Sequence[Accumulation],
     ) -> Past | None:
-        """Hook the nodes of the outputs; the tensors of the execution if an analysis is pending."""
+        """Hook the nodes of the outputs; return the tensors of the execution if an analysis is
+        pending."""
         hooks, past, claim = graph.hooks, None, None
         if hooks is None:
             if graph.inputs is None:
@@ -218,7 +222,7 @@ class Claimer(LeafClaimer):
     def _learn(
         self, known: KnownGradients, graph: KnownGraph, traced: Traced, result: Any, start: int
     ) -> None:
-        """Tell the extension of a graph of which nothing is left to be found out."""
+        """Register a graph in which no analysis is pending with the extension."""
         dispatcher, leaves = self.dispatcher, {}
         for node in traced.leaves:
             owner = self.leaf_owners.get(id(node.variable))
@@ -247,8 +251,8 @@ class Claimer(LeafClaimer):
     ) -> None:
         """Hook all backward operators at once.
 
-        For operators with routines on their gradients as a whole, whose order says when each hook
-        is to be registered, and for graphs of which :func:`trace_graph` finds nothing.
+        For operators with routines on their gradients as a whole, whose order determines when each
+        hook is registered, and for graphs that :func:`trace_graph` cannot trace.
         """
         nodes, leaves = [], []
         for node in new_nodes(outputs, start):
@@ -274,14 +278,15 @@ class Claimer(LeafClaimer):
 
 
 def _input_names(nodes: Sequence[Any], call: TorchCall) -> Sequence[Sequence[str]]:
-    """For each node the forward inputs whose gradients its outputs are, by name; "" for none."""
+    """For each node, the names of the forward inputs whose gradients it produces; "" for an output
+    that is no such gradient."""
     edges = call.edges or map(edge_of, call.inputs)
     every = [(e, n) for e, n in zip(edges, call.names, strict=True) if e is not None]
     return [tuple(_names_of(node, every)) for node in nodes]
 
 
 def _names_of(node: Any, inputs: Sequence[tuple[Edge, str]]) -> Iterator[str]:
-    """For each edge of a node the name of the input that it leads to, each input once."""
+    """For each edge of a node, the name of the input that it leads to; each input is named once."""
     left = [*inputs]
     for target, number in node.next_functions:
         if KINDS.get(type(target), UNCERTAIN) == UNCERTAIN and target is not None:

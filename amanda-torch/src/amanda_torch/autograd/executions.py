@@ -1,4 +1,4 @@
-"""What is kept of one execution of an operator for the analyses of its backward operators."""
+"""Facts about one execution of an operator, for the analyses of its backward operators."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from amanda_torch.operators.names import CONSTANTS, is_constant
 
 
 class Execution:
-    """One execution of an operator, which is described when the first analysis asks for it.
+    """One execution of an operator; the first analysis that reads it has its call described.
 
     Args:
-        describe: describes it.
-        modules: gives references to the running modules, innermost first.
-        key, args, kwargs: what a :class:`~amanda_torch.operators.layouts.Layout` finds its inputs
-            by; None for a `key` where nothing does.
+        describe: returns the description of the call.
+        modules: returns references to the running modules, innermost first.
+        key, args, kwargs: the operator and the arguments, from which a
+            :class:`~amanda_torch.operators.layouts.Layout` reads the inputs; `key` is None for an
+            operator without a layout.
     """
 
     __slots__ = ("_args", "_call", "_describe", "_kwargs", "_past", "key", "modules")
@@ -58,7 +59,7 @@ class Execution:
         """The tensors of the execution, held weakly.
 
         Args:
-            layout: finds the inputs without a description.
+            layout: reads the inputs without a description of the call.
         """
         if self._past is None:
             inputs: Sequence[Any] | None = None
@@ -72,10 +73,10 @@ class Execution:
 class Past(list[Any]):
     """The tensors of a past execution, held weakly.
 
-    One object, the list of all references: those to inputs, to outputs and to modules.
+    The object is the list of all references: to inputs, to outputs and to modules.
 
     Args:
-        modules: references to those that were running, innermost first.
+        modules: references to the modules that were running, innermost first.
     """
 
     __slots__ = ("_handle", "_inputs", "_outputs")
@@ -112,7 +113,7 @@ class Past(list[Any]):
 
     def _past(self) -> list[PastTensor | None]:
         count = self._inputs + self._outputs
-        # Not methods, which would be a cycle. One whose tensor is gone says so.
+        # Not methods, which would be a cycle.
         running = functools.partial(_alive, self[count:])
         facts = functools.partial(_constant, running), functools.partial(_name, running)
         return [None if ref is None else PastTensor(ref, *facts) for ref in self[:count]]
@@ -131,6 +132,6 @@ def _constant(running: Running, tensor: Any) -> Any:
 
 
 def _name(running: Running, tensor: Any) -> str | None:
-    """The path of the parameter of these modules that the tensor is; None for a view of one, whose
-    gradient is another one."""
+    """The path of the tensor if it is a parameter of the modules; None for a view of a parameter,
+    which has another gradient."""
     return CONSTANTS.name(running(), tensor)

@@ -1,7 +1,7 @@
 """The ``autograd.Function``s that the driver inserts: straight-through values, gathered gradients.
 
-``is_own`` in :mod:`amanda_torch.autograd.nodes` looks through their nodes, so that they are not
-backward operators.
+``is_own`` in :mod:`amanda_torch.autograd.nodes` skips their nodes, so that they are not backward
+operators.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class AmandaSubstituteInTransform(torch.autograd.Function):
 
     @staticmethod
     def forward(original: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        # Of a view PyTorch wants the tangent to be a view of that of `new`, where it has one.
+        # PyTorch requires the tangent of a view to be a view of the tangent of `new`, if there is
+        # one.
         return new.clone()
 
     @staticmethod
@@ -71,7 +72,8 @@ class AmandaSubstituteInTransform(torch.autograd.Function):
 class AmandaGradients(torch.autograd.Function):
     """The identity on several tensors; `change` is called once with all their gradients.
 
-    It may give those of tensors before them, too, as many as its attribute ``skipped`` says.
+    If `change` has an attribute ``skipped``, it returns that many gradients of preceding tensors,
+    too.
     """
 
     @staticmethod
@@ -95,7 +97,7 @@ class AmandaGradients(torch.autograd.Function):
 class AmandaViews(AmandaGradients):
     """:class:`AmandaGradients` for views, into which PyTorch refuses to write in place.
 
-    Of aliases that are no views, the base would get what is written, and not its gradient.
+    With aliases that are no views, the base would get the written values, and not their gradient.
     """
 
     @staticmethod
@@ -111,18 +113,18 @@ class Replacement(Protocol):
 
     @property
     def applies(self) -> bool:
-        """True if it does, in the backward pass that is running."""
+        """True if it supplies them in the backward pass that is running."""
 
     def __call__(self, grad_outputs: list[Any]) -> list[Any]:
         """The gradients of the operator's tensor inputs."""
 
 
 class AmandaOperator(torch.autograd.Function):
-    """The outputs of an operator, with two ways for their gradients: the operator's and a tool's.
+    """The outputs of an operator, whose gradients pass through the operator's nodes or a tool's.
 
-    The tool's leads straight to the operator's inputs. It is taken while its scope is open; a
-    backward pass after that is vanilla. The arguments are the replacement, the number of
-    outputs, the outputs, and the inputs.
+    The tool's node leads straight to the operator's inputs. It is used while its scope is open; a
+    backward pass after that is vanilla. The arguments are the replacement, the number of outputs,
+    the outputs, and the inputs.
     """
 
     @staticmethod
@@ -168,7 +170,7 @@ class TracedOperator(torch.autograd.Function):
 
 
 def _passed(tangents: Sequence[Any]) -> tuple[Any, ...]:
-    """Tangents passed on as views: forward-mode AD does not accept the tangents themselves."""
+    """Return views of tangents: forward-mode AD does not accept the tangents themselves."""
     return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
 
 

@@ -1,7 +1,7 @@
 """The gradient graph of an operator: the autograd nodes between its outputs and its inputs.
 
-Executions of an operator have gradient graphs of few forms. What is found out about one, the names
-of its nodes, the ids of their backward operators, and their hooks, holds for all of its form.
+Executions of an operator have gradient graphs of few forms. All graphs of one form share the names
+of the nodes, the ids of their backward operators, and their hooks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from amanda_torch.operators.layouts import Layout
 from amanda_torch.routines import RoutineDispatcher
 
 _FORMS = 2
-"""Forms of an operator's gradient graph that are known at once: in a loop, where the first state
-needs no gradient, and the last one does, two take turns. They hold the classes of the program's
-functions, which it may define anew at each call."""
+"""Forms of an operator's gradient graph that are kept: in a loop whose first state needs no
+gradient, two forms alternate. A form holds the classes of the program's functions, which a program
+may define anew at each call."""
 
 _NATIVES = 4
-"""Forms that the extension knows at once. It holds these classes weakly."""
+"""Forms that the extension keeps. It holds the classes weakly."""
 
 
 class KnownGradients:
@@ -35,11 +35,11 @@ class KnownGradients:
 
     Attributes:
         handle: leads hooks to the operator's records; holds no tensors.
-        hooks: by backward id, where no analysis is pending: they hold nothing of one graph,
-            and serve every execution.
-        graphs: its gradient graphs, by their form.
-        graph: the last one; None if there was none.
-        natives: what the extension knows of them.
+        hooks: hooks by backward id, of backward operators without a pending analysis. They hold no
+            part of a graph, and serve every execution.
+        graphs: the operator's gradient graphs by form.
+        graph: the gradient graph of the last execution; None before the first one.
+        natives: the extension's records of the graphs.
     """
 
     __slots__ = ("__weakref__", "_pending", "graph", "graphs", "handle", "hooks", "natives")
@@ -50,7 +50,7 @@ class KnownGradients:
         self.graphs: dict[tuple[Any, ...], KnownGraph] = {}
         self.graph: KnownGraph | None = None
         self.natives: tuple[Any, ...] = ()
-        # By backward id RoutineDispatcher.analysed when an analysis was found to be pending.
+        # By backward id the value of RoutineDispatcher.analysed at which an analysis was pending.
         self._pending: dict[str, int] = {}
 
     def graph_of(self, traced: Traced) -> KnownGraph:
@@ -65,7 +65,7 @@ class KnownGradients:
         return graph
 
     def add_native(self, learned: Any) -> None:
-        """Note what the extension has learned of one more graph."""
+        """Keep the extension's record of one more graph."""
         self.natives = (learned, *self.natives[: _NATIVES - 1])
 
     def hooks_for(
@@ -92,10 +92,10 @@ class KnownGradients:
         past: Past | None,
         inputs: Sequence[str] = (),
     ) -> NodeHooks:
-        """The hooks of a backward operator, those for one execution if an analysis is pending.
+        """The hooks of a backward operator; for one execution only if an analysis is pending.
 
         Args:
-            past: the tensors of that execution; None where no analysis asks for them.
+            past: the tensors of that execution; None if no analysis reads them.
             inputs: the names of the forward inputs whose gradients it produces.
         """
         hooks = self.hooks_for(dispatcher, name, backward_id)
@@ -108,19 +108,20 @@ class KnownGradients:
         return hooks
 
 
-Way = list[tuple[int, int, int]]
-"""The way from the node of an output to nodes behind it: for each node where in the way the one
-before it stands (the entry at 0), by which of its edges it is reached, and its number."""
+NodePath = list[tuple[int, int, int]]
+"""The nodes behind the node of an output, breadth first. For each node: the position in the path of
+the node that leads to it (0 is the node of the output), the number of the edge there, and its own
+number."""
 
 
 class GraphShape:
-    """What gradient graphs of the same form have in common, also those of other operators.
+    """The common facts of all gradient graphs of one form, also of different operators.
 
     Attributes:
         edges: see :class:`~amanda_torch.autograd.nodes.Traced`.
-        names: of the nodes.
-        suffixes: of the ids of their backward operators.
-        ways: for each node of an output the way to all nodes behind it.
+        names: names of the nodes.
+        suffixes: ends of the ids of their backward operators.
+        paths: for each node of an output, the path to all nodes behind it.
     """
 
     def __init__(self, traced: Traced) -> None:
@@ -129,39 +130,39 @@ class GraphShape:
         self.suffixes = numbered(self.names)
         every = set(range(len(traced.nodes)))
         entries = range(traced.entries)
-        self.ways: list[Way] = [self.way(entry, traced.entries, every) for entry in entries]
+        self.paths: list[NodePath] = [self.path(entry, traced.entries, every) for entry in entries]
 
-    def way(self, entry: int, entries: int, wanted: set[int]) -> Way:
-        """The way from the node of an output to the wanted nodes behind it.
+    def path(self, entry: int, entries: int, wanted: set[int]) -> NodePath:
+        """The path from the node of an output to the wanted nodes behind it.
 
-        Those behind the node of another output are found from there.
+        It ends at nodes of other outputs, which have paths of their own.
         """
-        found, way = [entry], []
+        found, path = [entry], []
         # It grows while it is read.
         for place, number in enumerate(found):
             for edge, target in enumerate(self.edges[number]):
                 if target >= entries and target not in found:
                     found.append(target)
-                    way.append((place, edge, target))
-        while way and way[-1][2] not in wanted:
-            way.pop()
-        return way
+                    path.append((place, edge, target))
+        while path and path[-1][2] not in wanted:
+            path.pop()
+        return path
 
 
 _SHAPES: Memo[Any, GraphShape] = Memo(4096)
-"""By form: a program has few, and a description for each operator would take most of the time in
-which a backward operator is first met."""
+"""By form. A program has few forms; one description per operator would take most of the time of a
+backward operator's first execution."""
 
 _name = operator.methodcaller("name")
 
 
 def _shape_of(traced: Traced, form: tuple[Any, ...]) -> GraphShape:
-    """The shape of a graph, the same for all graphs of its form."""
+    """The shape of a graph; all graphs of one form share the object."""
     key = form, *map(_name, traced.nodes)
     shape = _SHAPES.get(key)
     if shape is None:
         shape = GraphShape(traced)
-        # Not those of the program's own functions, whose classes it may drop.
+        # Not with classes of the program's own functions, which it may drop.
         if not any(issubclass(type(node), _internals.FUNCTION_NODE) for node in traced.nodes):
             _SHAPES[key] = shape
     return shape
@@ -171,12 +172,12 @@ class KnownGraph:
     """The gradient graph of an operator, in all executions in which it has the same form.
 
     Attributes:
-        shape: what it shares with other graphs.
+        shape: the facts that graphs of its form share.
         inputs: for each node the forward inputs whose gradients it produces, see
-            :attr:`amanda.interface.calls.BackwardCall.names`; None where nobody has asked.
-        layout: finds the operator's inputs; None if nothing does, or none was made.
-        hooks: of all nodes, where no analysis of any of them is pending; otherwise None.
-        inner: for each node of an output the way to the nodes behind it that have something to do.
+            :attr:`amanda.interface.calls.BackwardCall.names`; None if no analysis has read them.
+        layout: reads the operator's inputs; None without one.
+        hooks: hooks of all nodes; None while an analysis of one of them is pending.
+        inner: for each node of an output, the path to the nodes behind it that have hooks.
     """
 
     __slots__ = ("_op_id", "hooks", "inner", "inputs", "layout", "shape")
@@ -187,17 +188,18 @@ class KnownGraph:
         self.inputs: Sequence[Sequence[str]] | None = None
         self.layout: Layout | None = None
         self.hooks: Sequence[NodeHooks] | None = None
-        self.inner = shape.ways
+        self.inner = shape.paths
 
     def id_of(self, number: int) -> str:
         """The id of a node's backward operator."""
         return self._op_id + self.shape.suffixes[number]
 
     def find_hooks(self, known: KnownGradients, dispatcher: RoutineDispatcher) -> bool:
-        """True if the hooks of all nodes are known; they are looked for if they were not.
+        """Look for the hooks of all nodes, unless they are known; return True if they are known
+        now.
 
         Args:
-            known: what is known of the operator.
+            known: the facts about the operator.
         """
         if self.hooks is not None:
             return True
@@ -211,7 +213,7 @@ class KnownGraph:
         busy = {number for number, one in enumerate(hooks) if not one.is_idle}
         if len(busy) < len(hooks):
             count = len(self.inner)
-            self.inner = [self.shape.way(entry, count, busy) for entry in range(count)]
+            self.inner = [self.shape.path(entry, count, busy) for entry in range(count)]
         return True
 
 
@@ -227,9 +229,9 @@ def numbered(names: Sequence[str]) -> list[str]:
 
 
 NO_NODES = KnownGraph("", GraphShape(Traced([], 0)))
-"""The graph of an operator whose outputs want no gradient, the same for all."""
+"""The graph of all operators whose outputs need no gradient."""
 
 NO_GRADIENTS = KnownGradients(OpHandle("", ()))
-"""The facts about an operator whose outputs want no gradient, to be read only. One object serves
-all: objects of their own would be more for the garbage collector to visit."""
+"""The facts about all operators whose outputs need no gradient; read only. One object for each
+would cost the garbage collector time."""
 NO_GRADIENTS.graph, NO_NODES.hooks = NO_NODES, ()

@@ -1,8 +1,8 @@
 """Backward operators of gradients: the nodes that a pass with ``create_graph=True`` makes.
 
-They belong to the operator of the node that has made them, behind its backward operator: the id of
-one is ``/pow:0/grad/PowBackward0:0/grad/MulBackward0:0``. A sum of gradients belongs to the node
-that gets it. ::
+They belong to the operator whose backward operator has made them: the id of one is
+``/pow:0/grad/PowBackward0:0/grad/MulBackward0:0``. A sum of gradients belongs to the node that
+receives it. ::
 
     with MadeGraph(claimer, roots) as made:
         gradients = engine(roots, inputs)
@@ -30,7 +30,7 @@ class MadeGraph:
     """The context of a pass that makes a graph.
 
     Args:
-        roots: the tensors, or edges, that the pass begins with.
+        roots: the tensors or edges at which the pass begins.
     """
 
     def __init__(self, claimer: Claimer, roots: Sequence[Any]) -> None:
@@ -80,7 +80,7 @@ class MadeGraph:
         """Hook the sums among the gradients that the pass returns.
 
         Args:
-            inputs: the tensors, or edges, whose gradients they are.
+            inputs: the tensors or edges whose gradients the results are.
         """
         owned = bool(inputs)
         for value, result in zip(inputs, results, strict=False):

@@ -24,8 +24,8 @@ Gradients = Sequence[Any]
 _without_modes = _internals.without_modes
 
 _PLAIN: tuple[Any, ...] = True, True, 0, False, {}
-"""What a thread is as where settled routines may be taken: in scopes, with the cache, outside of
-tools' code and of blocks that are suspended; and no pass of a tool runs."""
+"""The state of a thread in which kept routines may be used: in scopes, with the cache, outside of
+tools' code and of suspended blocks, while no backward pass of a tool runs."""
 
 
 class NodeCall(BackwardCall):
@@ -36,7 +36,8 @@ class NodeCall(BackwardCall):
     def shown(
         self, grad_outputs: Gradients | None, grad_inputs: Gradients | None
     ) -> tuple[Gradients | None, Gradients | None]:
-        """The gradients that it consumes, and what it is to produce where it has not run."""
+        """The gradients that it consumes and produces; before it has run, descriptions of the
+        gradients that it is to produce."""
         if grad_inputs is None and (node := _internals.current_node()) is not None:
             grad_inputs = _internals.produced_gradients(node)
         return _shown(grad_outputs), _shown(grad_inputs)
@@ -58,8 +59,8 @@ class NodeHooks:
     """The hooks of one backward operator, on its autograd node in any graph.
 
     Attributes:
-        has_before, has_after: whether there is something to do before it, and after it.
-        is_idle: whether there is neither.
+        has_before, has_after: True if there are routines or analyses before it, and after it.
+        is_idle: True if there are none at all.
     """
 
     __slots__ = (
@@ -79,10 +80,10 @@ class NodeHooks:
         call: BackwardCall,
         needs: Sequence[bool],
     ) -> None:
-        """Make hooks that are on no node yet.
+        """Make hooks that are not yet registered.
 
         Args:
-            needs: whether there is something to do before the operator, and after it.
+            needs: whether there are routines or analyses before the operator, and after it.
         """
         self._dispatcher = dispatcher
         self._handle = handle
@@ -103,7 +104,8 @@ class NodeHooks:
             node.register_hook(self)
 
     def of_scope(self, reference: Any) -> NodeHooks:
-        """These hooks for one of their scopes: another operator may hook the node for others."""
+        """Return the hooks for one scope of these: another operator may hook the node for other
+        scopes."""
         handle, scope = self._handle, reference()
         left = [] if scope is None else [scope]
         some = OpHandle(handle.op_id, left, handle.inputs, handle.outputs, model=handle.model)
@@ -112,7 +114,7 @@ class NodeHooks:
 
     @property
     def name(self) -> str:
-        """The name of the backward operator, as PyTorch calls its node."""
+        """The name of the backward operator: PyTorch's name of the node."""
         return str(self._execution.call.op.__name__)
 
     def routines(self) -> BackwardRoutines | None:
@@ -120,15 +122,16 @@ class NodeHooks:
         return self._dispatcher.settled.get(self._key) or self._settle()
 
     def __call__(self, gradients: tuple[Any, ...], consumed: tuple[Any, ...] | None = None) -> Any:
-        """Prehook and posthook: the gradients to use instead, None for the same.
+        """Run as prehook or posthook; return the gradients to use instead, or None for the same.
 
         Args:
-            gradients: those that the node consumes; of the posthook, those that it has produced.
-            consumed: of the posthook, those that it has consumed.
+            gradients: the gradients that the node consumes; of a posthook, those that it has
+                produced.
+            consumed: of a posthook, the gradients that the node has consumed.
         """
         flowing = gradients if consumed is None else consumed
-        # The first says it of nearly all nodes, without a function more.
-        if flowing and flowing[0] is None and nothing_flows(flowing):
+        # The first gradient decides for nearly all nodes, without a function call.
+        if flowing and flowing[0] is None and all_none(flowing):
             return None
         dispatcher, thread, values = self._dispatcher, vars(STATE), list(gradients)
         settled = dispatcher.settled.get(self._key) or self._settle()
@@ -153,7 +156,7 @@ class NodeHooks:
         return None if changed is values else self._replaced(values, changed, consumed is not None)
 
     def _run_recorded(self, values: list[Any], consumed: Gradients | None) -> Gradients:
-        """Run the analyses and routines of one end, as the records of the scopes tell."""
+        """Run the analyses and routines before or after the node, by the records of the scopes."""
         if consumed is None:
             return self._execution.before(values)
         return self._execution.after(values, list(consumed))
@@ -168,8 +171,8 @@ class NodeHooks:
         return tuple(changed)
 
     def _settle(self) -> BackwardRoutines | None:
-        """Keep the routines for the next executions; None if an analysis has yet to run, and where
-        a routine replaces the operator."""
+        """Keep the routines for further executions; None if an analysis has yet to run, or a
+        routine replaces the operator."""
         settled = self._dispatcher.settled
         if not STATE.cache:
             return None
@@ -191,6 +194,6 @@ class NodeHooks:
         return routines
 
 
-def nothing_flows(gradients: Sequence[Any]) -> bool:
-    """True if a node gets no gradient: a replacement of its operator has taken another way."""
+def all_none(gradients: Sequence[Any]) -> bool:
+    """True if a node gets no gradient, as in an operator whose gradients a replacement supplies."""
     return bool(gradients) and all(gradient is None for gradient in gradients)

@@ -1,4 +1,4 @@
-"""Leaves: which operator owns the accumulation of a leaf's gradient, and when it is hooked."""
+"""The accumulation of a leaf's gradient: the operator that owns it, and its hooks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from amanda.python.references import Reference
 from amanda_torch import _internals
 from amanda_torch.autograd.executions import Past
 from amanda_torch.autograd.gradient_graphs import KnownGradients
-from amanda_torch.autograd.hooks import NodeHooks, nothing_flows
+from amanda_torch.autograd.hooks import NodeHooks, all_none
 from amanda_torch.routines import RoutineDispatcher
 
 _ACCUMULATION = "AccumulateGrad"
 
 _MARK = "amanda"
-"""Key in the metadata of a leaf's accumulation: by scope in which some operator owns it, its
-:class:`Accumulation`; None where nothing is to be done at it. The extension reads and adds to it,
-too."""
+"""Key in the metadata of a leaf's accumulation. The value maps each scope in which an operator owns
+the accumulation to its :class:`Accumulation`, or to None without routines and analyses. The
+extension reads and extends it."""
 
 _PASSES = 64
-"""Backward passes that may run at once in different threads over one leaf."""
+"""Backward passes of different threads over one leaf at the same time, at most."""
 
 _graph_task = _internals.graph_task
 
@@ -32,12 +32,12 @@ _graph_task = _internals.graph_task
 class Accumulation:
     """The hooks of one scope on a leaf's accumulation, for passes that reach its operators.
 
-    All graphs that use a leaf share its accumulation, also graphs that were made before the scope,
-    under ``disabled()``, or by threads that the scope does not cover: in their passes the routines
-    of the scope do not act.
+    All graphs that use a leaf share its accumulation. The routines of a scope do not act in
+    backward passes of graphs that were made before the scope, under ``disabled()``, or by threads
+    that the scope does not cover.
 
     Args:
-        find: gives what the hooks run, and is asked once, where a pass comes to them.
+        find: returns the hooks; called once, when a pass reaches the accumulation.
     """
 
     __slots__ = ("_always", "_find", "_hooks", "_passes")
@@ -57,17 +57,17 @@ class Accumulation:
             node.register_hook(self)
 
     def note_pass(self, task: int, makes_graph: bool) -> None:
-        """A backward pass has come to an operator of the scope that uses the leaf."""
+        """Note that a backward pass has reached an operator of the scope that uses the leaf."""
         passes = self._passes
         if task not in passes:
             passes.append(task)
             if len(passes) > _PASSES:
                 del passes[0]
-        # The graph of this pass may lead to the leaf by nodes that no operator owns.
+        # The graph that this pass makes may lead to the leaf by nodes that no operator owns.
         self._always = self._always or makes_graph
 
     def __call__(self, gradients: tuple[Any, ...], consumed: tuple[Any, ...] | None = None) -> Any:
-        """Prehook and posthook, as those of :class:`NodeHooks`."""
+        """Run as prehook or posthook, as :class:`NodeHooks`."""
         if not (self._always or _graph_task() in self._passes):
             return None
         # Read before `_hooks`: another thread sets `_hooks` first and then drops `_find`.
@@ -86,8 +86,8 @@ def is_owned(node: Any) -> bool:
 
 
 def note_reached(reached: Sequence[Accumulation], gradients: Sequence[Any]) -> None:
-    """A prehook of the nodes that have made an operator's outputs."""
-    if nothing_flows(gradients):
+    """Notify accumulations of a pass; a prehook of the nodes of an operator's outputs."""
+    if all_none(gradients):
         return
     task, makes_graph = _graph_task(), torch.is_grad_enabled()
     for one in reached:
@@ -97,15 +97,15 @@ def note_reached(reached: Sequence[Accumulation], gradients: Sequence[Any]) -> N
 class _Owner(Reference):
     """A weak reference to a leaf, with the operator that owns its accumulation.
 
-    One object: with a callback of its own it would be six.
-
     Attributes:
-        key, owners: where it stands.
-        op_id: of the operator.
-        known: a reference to what is known of its gradients: the leaf may outlive its model.
-        backward_id: of the accumulation.
-        past: the operator's tensors, as long as an analysis of the accumulation is pending.
-        is_idle: True if it is known that nothing is to be done there. The extension reads it.
+        key, owners: its key, and the dictionary that holds it.
+        op_id: id of the operator.
+        known: weak reference to the facts about the operator's gradients: the leaf may outlive the
+            model.
+        backward_id: id of the accumulation.
+        past: the operator's tensors while an analysis of the accumulation is pending; else None.
+        is_idle: True if the accumulation is known to have no routines and analyses. The extension
+            reads it.
     """
 
     __slots__ = ("backward_id", "is_idle", "key", "known", "op_id", "owners", "past")
@@ -120,20 +120,19 @@ class _Owner(Reference):
 
 
 def _forget_owner(owner: Any) -> None:
-    """The leaf is gone."""
+    """Forget the owner of a leaf that has been deleted."""
     if owner.owners.get(owner.key) is owner:
         del owner.owners[owner.key]
 
 
 class LeafClaimer:
-    """Finds the owners of leaves' accumulations and hooks them, for one thread.
+    """Finds the owners of leaves' accumulations and hooks the accumulations, for one thread.
 
     Attributes:
-        dispatcher: runs the routines.
-        iterations: by operator the iteration in which it last ran with gradients.
-        leaf_owners: by the identity of a leaf a weak reference to it, and the operator that used it
-            first in an iteration. Not a WeakIdKeyDictionary, which makes an object of Python for
-            each question.
+        dispatcher: the driver's dispatcher.
+        iterations: by operator id, the iteration in which it last ran with gradients.
+        leaf_owners: by ``id()`` of a leaf, the operator that used it first in an iteration. Not a
+            WeakIdKeyDictionary, which makes an object for each look-up.
     """
 
     def __init__(self, dispatcher: RoutineDispatcher) -> None:
@@ -150,7 +149,7 @@ class LeafClaimer:
         """Drop the facts about the operators of a model that is gone, in any thread.
 
         Args:
-            model: what their ids begin with.
+            model: the beginning of their ids.
         """
         ends = tuple(f"{model}{end}" for end in "./#")
         for op_id in list(self.iterations):
@@ -175,11 +174,11 @@ class LeafClaimer:
 
         Args:
             leaves: the accumulations that the operator's gradients lead to.
-            known: what is known of these.
-            past: gives the tensors of the execution, for analyses that are pending.
+            known: the facts about the operator's gradients.
+            past: returns the tensors of the execution, for pending analyses.
 
         Returns:
-            What is to be told when a pass comes to the operator.
+            The accumulations to notify when a pass reaches the operator.
         """
         reached: dict[Accumulation, None] = {}
         scopes, number = known.handle.scopes, 0
@@ -204,7 +203,7 @@ class LeafClaimer:
         """The operator that used a leaf first in an iteration: `known`'s if no other did.
 
         Args:
-            number: of the leaf among those of the operator.
+            number: number of the leaf among the operator's.
         """
         op_id, owner = known.handle.op_id, self.leaf_owners.get(id(leaf))
         if owner is not None and owner() is leaf and owner.op_id != op_id:
@@ -220,17 +219,17 @@ class LeafClaimer:
         return owner
 
     def owner_of(self, leaf: torch.Tensor) -> tuple[KnownGradients, str, Past | None] | None:
-        """The backward operator that accumulates the gradient of a leaf: what is known of its
-        operator, its id, and the tensors of an execution; None if no operator has used it."""
+        """The backward operator that accumulates the gradient of a leaf: the facts about its
+        operator, its id, and None for tensors; None if no operator has used the leaf."""
         owner = self.leaf_owners.get(id(leaf))
         known = owner.known() if owner is not None and owner() is leaf else None
         return None if owner is None or known is None else (known, owner.backward_id, None)
 
     def _hook_for_owner(self, node: Any, marks: dict[Any, Any], owner: _Owner) -> None:
-        """Hook an accumulation whose owner ran in this iteration, and left it unmarked.
+        """Hook an unmarked accumulation whose owner has run in this iteration.
 
-        The graph that the owner has made is gone, as that of a norm that is printed, and the
-        accumulation with it: this is another one.
+        The owner's graph is gone, as that of a norm that was printed, and its accumulation with it:
+        this is a new one.
         """
         known = owner.known()
         if known is not None and not owner.is_idle:
@@ -245,13 +244,13 @@ class LeafClaimer:
         known: KnownGradients,
         past: Callable[[], Past | None],
     ) -> None:
-        """Hook and mark an accumulation for its owner in the scopes that have not marked it."""
+        """Hook and mark an accumulation for its owner, in each scope that has not marked it."""
         dispatcher, backward_id = self.dispatcher, owner.backward_id
         hooks = known.hooks_for(dispatcher, _ACCUMULATION, backward_id)
         is_pending = hooks is None
         tensors = past() if is_pending else None
         owner.is_idle = hooks is not None and hooks.is_idle
-        # It may outlive the model, as the leaf may.
+        # The owner may outlive the model, as the leaf may.
         owner.past = None if tensors is None else tensors.bare()
         make = Accumulation if dispatcher.native is None else dispatcher.native.Accumulation
         for scope in known.handle.scopes:
@@ -264,8 +263,8 @@ class LeafClaimer:
                 one.register(
                     node, hooks is None or hooks.has_before, hooks is None or hooks.has_after
                 )
-            # Not before: an operator of another thread that finds a mark relies on its hooks. That
-            # thread may have been faster: hooks that nothing leads to act in no pass.
+            # After the hooks: an operator of another thread relies on the hooks of a mark. If that
+            # thread was faster, these hooks are not notified, and act in no pass.
             marks.setdefault(scope, one)
 
     def leaf_hooks(
@@ -279,7 +278,7 @@ class LeafClaimer:
         """The hooks of a leaf's accumulation in one of an operator's scopes.
 
         Args:
-            hooks: those in all scopes; None if an analysis is pending.
+            hooks: the hooks for all scopes; None if an analysis is pending.
         """
         if hooks is None:
             hooks = known.made_hooks(self.dispatcher, _ACCUMULATION, backward_id, past)
@@ -288,8 +287,8 @@ class LeafClaimer:
     def known_leaf_hooks(
         self, known: KnownGradients, backward_id: str
     ) -> Sequence[NodeHooks] | None:
-        """The hooks of a leaf's accumulation in each of an operator's scopes, none of them where
-        nothing is to be done; None if an analysis is pending."""
+        """The hooks of a leaf's accumulation in each of an operator's scopes; empty without
+        routines; None if an analysis is pending."""
         hooks = known.hooks_for(self.dispatcher, _ACCUMULATION, backward_id)
         if hooks is None:
             return None

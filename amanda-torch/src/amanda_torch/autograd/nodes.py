@@ -1,7 +1,7 @@
-"""The autograd nodes of an operator: finding them, and telling one from another.
+"""Finds and classifies the autograd nodes of an operator.
 
-Autograd numbers the nodes that a thread makes: those of an operator are the nodes behind its
-outputs whose number is at least the one that was next before it ran.
+Autograd numbers the nodes that a thread makes. The nodes of an operator are the nodes behind its
+outputs with at least the number that was next before it ran.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from amanda_torch.autograd.functions import OWN_FUNCTIONS
 OWN_NODES = frozenset(map(_internals.node_class, OWN_FUNCTIONS))
 
 BACKWARD = "amanda_backward"
-"""Key in a node's metadata: what runs in place of its backward, or around it; see
+"""Key in a node's metadata of the function that runs in place of its backward, or around it; see
 :mod:`amanda_torch.autograd.user_functions`."""
 
 OWNER = "amanda_owner"
-"""Key in a node's metadata: what is known of its operator, the id of the backward operator, and the
+"""Key in a node's metadata: the facts about its operator, the id of the backward operator, and the
 tensors of the execution, None if no analysis was pending."""
 
 _ALIAS = "amanda_alias"
@@ -34,7 +34,7 @@ Edge = tuple[Any, int]
 
 
 def edge_of(tensor: Any) -> Edge | None:
-    """Where the gradient of a tensor goes; None if the tensor needs none."""
+    """The edge that the gradient of a tensor goes to; None if the tensor needs no gradient."""
     if tensor is None or not tensor.requires_grad:
         return None
     if tensor.grad_fn is None:
@@ -43,7 +43,7 @@ def edge_of(tensor: Any) -> Edge | None:
 
 
 def is_edge(target: Any, number: int, edge: Edge) -> bool:
-    """True if a gradient that a node sends to `target` goes where `edge` says."""
+    """True if a gradient that a node sends to input `number` of `target` goes to `edge`."""
     if edge[1] == -1:
         # is_accumulation(), inlined: this is asked for each new operator.
         return hasattr(type(target), "variable") and target.variable is edge[0]
@@ -60,7 +60,7 @@ _sequence = _internals.node_sequence
 
 def is_accumulation(node: Any) -> bool:
     """True if a node adds a gradient to a leaf's ``grad``."""
-    # Its class is asked: a node of an ``autograd.Function`` has the attributes that this sets.
+    # By the class: a node of an ``autograd.Function`` has the attributes that its ``forward`` sets.
     return hasattr(type(node), "variable")
 
 
@@ -82,15 +82,15 @@ def is_own(node: Any) -> bool:
 
 
 NOWHERE, OUTSIDE, LEAF = -1, -2, -3
-"""Where an edge leads that leads to no node of the operator: nowhere, to an older node, to the
-accumulation of a leaf."""
+"""Targets of an edge other than nodes of the operator: none, an older node, the accumulation of a
+leaf."""
 
 _PLAIN_NODE, _ACCUMULATION, UNCERTAIN = range(3)
 
 KINDS: dict[Any, int] = dict.fromkeys(OWN_NODES, UNCERTAIN)
-"""Kinds of classes of nodes, asked before :func:`_kind`, which is a frame more for each node. Those
-that are ``UNCERTAIN`` may be of this package. Classes of the program's own functions, which it may
-drop with all that they lead to, are plain and not in it."""
+"""Kinds of classes of nodes, read before :func:`_kind` is called, which costs a frame. A node of an
+``UNCERTAIN`` class may be of this package. Classes of the program's own functions, which it may
+drop, are plain and are not kept."""
 
 
 def _kind(cls: Any) -> int:
@@ -111,11 +111,11 @@ class Traced:
     """The nodes that an operator has made, in the order of :func:`new_nodes`.
 
     Attributes:
-        nodes: them, those of the outputs first.
-        entries: how many of them belong to outputs.
+        nodes: the nodes, those of the outputs first.
+        entries: number of the nodes that belong to outputs.
         edges: for each node the numbers of the nodes that its edges lead to, or ``OUTSIDE`` and
             the like.
-        leaves: the accumulations that they feed.
+        leaves: the accumulations of leaves that they lead to.
     """
 
     nodes: list[Any]
@@ -124,7 +124,7 @@ class Traced:
     leaves: list[Any] = attrs.field(factory=list)
 
     def form(self) -> tuple[Any, ...]:
-        """What is equal where the graphs of two executions have the same nodes and edges."""
+        """A key that is equal for two executions whose graphs have the same nodes and edges."""
         return self.entries, *map(type, self.nodes), *self.edges
 
 
@@ -137,7 +137,7 @@ def _output_nodes(outputs: Sequence[Any]) -> list[Any]:
 
 
 def _base_nodes(outputs: Sequence[Any]) -> list[Any]:
-    """The nodes of the tensors that outputs are views of: an in-place operator on a view gives its
+    """The nodes of the bases of outputs that are views: an in-place operator on a view gives the
     base a new node, too (CopySlices)."""
     bases = [_internals.base_of(tensor) for tensor in outputs if tensor is not None]
     return _output_nodes(bases)
@@ -147,7 +147,7 @@ def trace_graph(outputs: Sequence[Any], start: int) -> Traced | None:
     """As :func:`new_nodes`, with the edges between the nodes.
 
     Returns:
-        None where an output's base has a new node, too, and where a node of this package's is near.
+        None if the base of an output has a new node, too, or if a node of this package is reached.
     """
     for node in _base_nodes(outputs):
         if _sequence(node) >= start:
@@ -163,7 +163,7 @@ def trace_graph(outputs: Sequence[Any], start: int) -> Traced | None:
 
 
 def _follow_edges(found: Traced, start: int) -> bool:
-    """Complete what is found from the nodes of the outputs on; False if it cannot be."""
+    """Add the nodes behind those of the outputs; False if a node of this package is reached."""
     nodes, leaves = found.nodes, found.leaves
     numbers = dict(zip(nodes, range(len(nodes)), strict=True))
     # Breadth first: the list grows while it is read.
@@ -201,7 +201,7 @@ def new_nodes(outputs: Sequence[Any], start: int, *, aliases: bool = False) -> l
     Args:
         outputs: the operator's output tensors.
         start: the sequence number read before the operator ran.
-        aliases: whether aliases made by this package count.
+        aliases: True to include aliases that this package has made.
     """
     waiting = [*_output_nodes(outputs), *_base_nodes(outputs)]
     found, seen = [], set()
@@ -225,7 +225,7 @@ def new_nodes(outputs: Sequence[Any], start: int, *, aliases: bool = False) -> l
 
 
 def count_foreign(roots: Sequence[Any], start: int) -> int:
-    """How many nodes of a backward pass are of operators that ran before number `start`."""
+    """The number of nodes of a backward pass whose operators ran before number `start`."""
     waiting: list[Any] = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
     seen, foreign = set(waiting), 0
     while waiting:

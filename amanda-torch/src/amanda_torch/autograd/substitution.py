@@ -19,16 +19,16 @@ _OF_GRADIENTS = (ActionKind.BEFORE_BACKWARD_OP, ActionKind.AFTER_BACKWARD_OP)
 
 
 def reason_to_keep(old: Any, action: Action) -> str:
-    """Why a tensor stays, whatever a routine returns in its place, for the count of what is not
-    seen; "" if another one may take its place.
+    """The reason why a routine cannot replace a tensor, for the count of unseen executions; "" if
+    it can.
 
     Args:
         old: None where the routine supplies a tensor that was absent.
     """
     if type(old) in _internals.PLAIN and not (old is not None and old.is_nested):
         return ""
-    if _internals.takes_few(old):
-        # It does more than to hold a value: the gradients of the samples leave by it.
+    if _internals.refuses_reads(old):
+        # Such a tensor also collects the gradients of the samples.
         return f"values that routines returned for an {type(old).__name__}"
     passes_gradient = torch.is_grad_enabled() and not action.differentiable
     if passes_gradient and _internals.is_strided_nested(old) and old.requires_grad:
@@ -88,7 +88,7 @@ def _passing_through(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 
 
 def _value_of(new: torch.Tensor) -> torch.Tensor:
-    """Another tensor of the same class and values, outside of autograd's graph."""
+    """A tensor of the same class and values, outside of autograd's graph."""
     return _as_value(new, new.detach())
 
 
@@ -120,10 +120,9 @@ def _with_attributes(value: torch.Tensor, old: torch.Tensor, new: torch.Tensor) 
 
 
 def _attributes_lacking(value: torch.Tensor, old: torch.Tensor) -> dict[str, Any]:
-    """The Python attributes of a tensor that another one lacks, which takes its place.
+    """The Python attributes of a tensor that its substitute lacks.
 
-    Those of PyTorch's own classes are not for another tensor: fake tensors remember what they were
-    asked for.
+    Attributes of PyTorch's own classes are left out: fake tensors keep caches in them.
     """
     cls = type(old)
     if cls in _internals.PLAIN_TENSORS:
@@ -144,8 +143,8 @@ def alias_for(old: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def of_class(new: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """`value`, which PyTorch has made of `new`, as one of a class that overrides operators, too:
-    the overriding is off here, by which it would have become one."""
+    """`value`, which PyTorch has made from `new`, with the class of `new`: classes that override
+    operators would have set it, but overriding is off here."""
     cls = type(new)
     return value.as_subclass(cls) if type(value) is not cls and _internals.overrides(new) else value
 
@@ -153,10 +152,10 @@ def of_class(new: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 def write_back(target: torch.Tensor, value: torch.Tensor, differentiable: bool) -> None:
     """Write the value that a routine returned into `target`, the result of an in-place operator.
 
-    Its place in autograd's graph stays, so that the gradient passes straight through.
+    `target` keeps its place in autograd's graph, so that the gradient passes straight through.
 
     Args:
-        differentiable: record the copy, as routines that take part in AD want it.
+        differentiable: True to record the copy for differentiation.
     """
     if differentiable:
         target.copy_(value)

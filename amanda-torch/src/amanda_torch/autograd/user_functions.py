@@ -1,8 +1,8 @@
 """Routines on the gradients of an ``autograd.Function`` as a whole.
 
 Such a function has one node, and PyTorch runs its backward in Python, through a method that the
-driver patches. So nothing is put into the graph: what the function returns, views and tensors that
-it has changed in place (``mark_dirty``) among them, stays what it is. ::
+driver patches. The graph is not changed: the function's results stay the same objects, including
+views and tensors that it has changed in place (``mark_dirty``). ::
 
     with created_nodes() as nodes:
         result = cls.apply(*args)
@@ -40,7 +40,8 @@ _CREATION = _Creation()
 
 
 def note_created(*args: Any, **kwargs: Any) -> None:
-    """Take the place of the nodes' ``__init__``: note the node where somebody asks for it."""
+    """Note a new node while :func:`created_nodes` is entered; it replaces the nodes'
+    ``__init__``."""
     if _CREATION.nodes is not None and args:
         _CREATION.nodes.append(args[0])
     # Of a node ``object`` takes all arguments, as long as nothing is in place of its own.
@@ -77,7 +78,7 @@ class _Backward(Protocol):
 
 @_internals.not_counted_by_warnings
 def run_backward(node: Any, vanilla: Callable[..., Any], gradients: tuple[Any, ...]) -> Any:
-    """Run the backward of a node, or what has been put in its place.
+    """Run the backward of a node, or its replacement.
 
     Args:
         vanilla: PyTorch's method, which takes the node and `gradients`.
@@ -89,7 +90,8 @@ def run_backward(node: Any, vanilla: Callable[..., Any], gradients: tuple[Any, .
 
 
 class _Skipped:
-    """A node within an operator whose gradients a tool supplies: it computes nothing."""
+    """The backward of a node within an operator whose gradients a tool supplies: computes
+    nothing."""
 
     __slots__ = ("_whole",)
     is_replaced = True
@@ -104,7 +106,7 @@ class _Skipped:
 
 
 def skip_functions(whole: WholeOperator, outputs: Sequence[Any], start: int) -> None:
-    """Let the ``autograd.Function``s within an operator compute no gradient, while it is replaced.
+    """Have the ``autograd.Function``s within an operator compute no gradient while it is replaced.
 
     PyTorch calls them with zeros where no gradient flows. Operators of ``torch.library`` are such
     functions.
@@ -121,7 +123,7 @@ class FunctionNode:
 
     Args:
         call: the execution.
-        values: the inputs that it has run on.
+        values: the inputs that it ran with.
         outputs: its output tensors.
     """
 
@@ -149,7 +151,7 @@ class FunctionNode:
         self._is_hidden = all(o.grad_fn is not node for o in outputs if _requires_gradient(o))
 
     def hook_outputs(self, plan: ActionPlan, outputs: list[Any], start: int) -> None:
-        """Put the routines before it, and a replacement of its backward, in place."""
+        """Register the routines before its backward, and a replacement of it."""
         if plan.before_backward and not self._is_hidden:
             hook_outputs(self._whole, outputs, start)
         if plan.replace_backward or self._is_hidden:
@@ -168,7 +170,7 @@ class FunctionNode:
             )
 
     def hook_inputs(self, plan: ActionPlan) -> None:
-        """Put the routines after it in place."""
+        """Register the routines after its backward."""
         if plan.after_backward and not self._is_hidden:
             places = {i: self._tensors.index(k) for i, k in enumerate(self._arguments) if k >= 0}
             counts = (len(self._arguments), len(self._outputs))
@@ -193,9 +195,10 @@ class _FunctionBackward:
     Args:
         numbers: output position to the position of its gradient at the node.
         count: the number of outputs.
-        arguments: for each input its position in the arguments, -1 for one that has none.
+        arguments: for each input its position in the arguments; -1 for an input in a list.
         shapes: the shape of each input that needs a gradient.
-        how: whether it is replaced, and whether it is enclosed, since the node has no hooks.
+        how: whether it is replaced, and whether it runs the routines of its operator, since the
+            node has no hooks.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
 """Routines on the gradients of an operator as a whole: of all its outputs, or all its inputs.
 
-Forward analyses record them (contract rule 8). Where one autograd node gets or produces all of
-these gradients, it is hooked: :func:`hook_outputs`, :func:`hook_input_edges`. Where they belong
-to several nodes, the tensors pass through an identity that gathers their gradients:
+Forward analyses record them (contract rule 8). If one autograd node gets or produces all of these
+gradients, that node is hooked: :func:`hook_outputs`, :func:`hook_input_edges`. If they belong to
+several nodes, the tensors pass through an identity that gathers their gradients:
 :func:`gather_inputs`. View operators run on aliases that autograd knows as views
 (:func:`aliases_of`), since an identity ``Function`` would cut views off from their base, and the
 gradients of several views are met at the alias (:class:`ViewGradients`); in-place operators are
-hooked where the gradients of their inputs leave them.
+hooked at the nodes that produce the gradients of their inputs.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class WholeOperator(OperatorGradients):
         return _internals.without_modes(super().after, grad_inputs)  # type: ignore[no-any-return]
 
     def before_sums(self, grad_outputs: list[Any]) -> list[Any]:
-        """As :meth:`before`, in an identity of several tensors, which sums gradients."""
+        """Run :meth:`before` in an identity of several tensors, which sums gradients."""
         self._warn_of_sums()
         return self.before(grad_outputs)
 
     def after_sums(self, grad_inputs: list[Any]) -> list[Any]:
-        """As :meth:`after`, in an identity of several tensors, which sums gradients."""
+        """Run :meth:`after` in an identity of several tensors, which sums gradients."""
         self._warn_of_sums()
         return self.after(grad_inputs)
 
     def _warn_of_sums(self) -> None:
-        """Say that gradients of gradients of the tensors are summed in another order."""
+        """Warn that gradients of gradients of the tensors are summed in another order."""
         if torch.is_grad_enabled() and self.acts():
             self._dispatcher.warn_once(
                 "routines on the gradients of whole operators may change the last bits of "
@@ -76,7 +76,7 @@ class WholeOperator(OperatorGradients):
         return _internals.without_modes(super().replaced, grad_outputs, count)  # type: ignore[no-any-return]
 
     def acts(self) -> bool:
-        """True if its scope is open, and the running backward pass is instrumented."""
+        """True if the scope is open, and the running backward pass is instrumented."""
         return bool(self._handle.records()) and not self._dispatcher.is_paused()
 
     def replaces(self) -> bool:
@@ -85,7 +85,7 @@ class WholeOperator(OperatorGradients):
         return bool(actions) and not self._dispatcher.is_paused()
 
     def unreachable(self, index: int) -> RoutineResultError:
-        """The error where routines supply a gradient for an output that the pass does not reach."""
+        """The error if routines supply a gradient for an output that the pass does not reach."""
         action = self._handle.actions(ActionKind.BEFORE_BACKWARD_OP)[0]
         return RoutineResultError(
             f"{action.routine} at op {action.op_id} must return None for the gradient of its "
@@ -93,7 +93,7 @@ class WholeOperator(OperatorGradients):
         )
 
     def replaced_in(self, grad_outputs: list[Any], shapes: Sequence[Any]) -> list[Any]:
-        """As :meth:`replaced`, with a check of the shapes.
+        """Return :meth:`replaced`, and check the shapes.
 
         Args:
             shapes: the shape of each input that needs a gradient, None for others.
@@ -119,7 +119,7 @@ class ReplacedGradients:
     :class:`~amanda_torch.autograd.functions.AmandaOperator`.
 
     Args:
-        positions: of the inputs that are tensors.
+        positions: positions of the inputs that are tensors.
         values: the inputs.
     """
 
@@ -144,11 +144,12 @@ class ReplacedGradients:
 
 
 Change = Callable[[list[Any]], list[Any]]
-"""Gets gradients together, and gives those to use instead: the same list if none is changed."""
+"""Function of several gradients that returns the gradients to use instead: the same list if none is
+changed."""
 
 
 class _Selected:
-    """Changes the gradients of some positions; the others have none."""
+    """Changes the gradients at some positions; the others are None."""
 
     __slots__ = ("_change", "_count", "_positions")
 
@@ -170,14 +171,15 @@ def gather_inputs(
     in_order: bool = False,
     identity: type[torch.autograd.Function] = AmandaGradients,
 ) -> list[Any]:
-    """`values` passed through an identity whose gradients `change` gets together.
+    """Return `values`, passed through an identity whose gradients `change` gets together.
 
-    Autograd accumulates the gradients of leaves in the order in which the identity gives them. An
-    operator that uses its inputs one after the other, in several nodes, has the last one's first.
+    Autograd accumulates the gradients of leaves in the order in which the identity gives them. In
+    an operator that uses its inputs one after the other, in several nodes, the gradient of the last
+    input comes first.
 
     Args:
-        in_order: it has the first one's first.
-        identity: what they pass through.
+        in_order: True if the gradient of the first input comes first.
+        identity: class of the identity.
     """
     positions = [i for i, t in enumerate(values) if t is not None and t.requires_grad]
     if not in_order:
@@ -206,12 +208,12 @@ def hook_outputs(
     start: int,
     identity: type[torch.autograd.Function] = AmandaGradients,
 ) -> list[Any]:
-    """Let routines get the gradients of all outputs together.
+    """Have routines get the gradients of all outputs together.
 
     An output that the operator has not made (``x.to(x.dtype)`` is `x`) has no backward operator.
 
     Args:
-        identity: what they pass through if they have several nodes.
+        identity: class of the identity, for outputs of several nodes.
 
     Returns:
         The outputs to use from now on.
@@ -247,8 +249,8 @@ def _is_made(tensor: Any, start: int) -> bool:
 
 
 _BEGUN = "amanda_begun_notes"
-"""The notes of :class:`ViewGradients` and :class:`DelayedGradients` that a pass has begun, and its
-number: a value that all threads have which run it; None outside of :func:`notes_dropped`."""
+"""The :class:`PassNotes` that a backward pass has written to, and the number of the pass; all
+threads that run the pass share the value; None outside of :func:`notes_dropped`."""
 
 
 def _begun() -> list[tuple[dict[int, Any], int]] | None:
@@ -257,10 +259,10 @@ def _begun() -> list[tuple[dict[int, Any], int]] | None:
 
 @contextmanager
 def notes_dropped() -> Iterator[None]:
-    """Drop, after a backward pass, its notes of gradients that it has not joined, as it raised:
-    they would keep its graph alive."""
+    """Drop the remaining notes of a backward pass at its end: after an exception they would keep
+    the graph alive."""
     if not PassNotes.are_taken:
-        # A value of the threads costs time at each node of a pass.
+        # A shared value costs time at each node of a pass.
         yield
         return
     outer, begun = _begun(), list[tuple[dict[int, Any], int]]()
@@ -274,7 +276,7 @@ def notes_dropped() -> Iterator[None]:
 
 
 class PassNotes(dict[int, dict[int, Any]]):
-    """What hooks have noted of gradients, by the number of a backward pass.
+    """Gradients that hooks have noted, by the number of a backward pass.
 
     Attributes:
         are_taken: True once there is any object of this class in the process.
@@ -299,9 +301,9 @@ class PassNotes(dict[int, dict[int, Any]]):
 class ViewGradients:
     """The hooks on several views that an operator has made of one alias, each by a node.
 
-    An identity ``Function`` would cut the views off from their base, and so their gradients are met
-    where they join, at the node of the alias. Their own nodes have run then: they run again where a
-    routine has changed a gradient.
+    An identity ``Function`` would cut the views off from their base. So routines get the gradients
+    of the views at the node of the alias, where they are joined. The nodes of the views have run by
+    then: they run again if a routine has changed a gradient.
 
     Args:
         whole: the routines on the gradients of the views.
@@ -319,7 +321,7 @@ class ViewGradients:
         self._repeats = False
 
     def register(self, outputs: Sequence[Any], node: Any, start: int) -> None:
-        """Hook the nodes of the views, and that of the alias.
+        """Hook the nodes of the views, and the node of the alias.
 
         Args:
             outputs: the views.
@@ -348,7 +350,7 @@ class ViewGradients:
         return _internals.without_modes(self._repeated, noted, changed)
 
     def _repeated(self, noted: Mapping[int, tuple[Any, Any]], changed: Sequence[Any]) -> Any:
-        """Run the nodes of the views again, on other gradients."""
+        """Run the nodes of the views again, with changed gradients."""
         given = {index: gradient for index, gradient in enumerate(changed) if gradient is not None}
         if given.keys() - noted.keys():
             raise self._whole.unreachable(min(given.keys() - noted.keys()))
@@ -371,7 +373,7 @@ class ViewGradients:
 
 
 def aliases_of(values: list[Any]) -> list[Any]:
-    """`values` with aliases in place of the tensors that need a gradient."""
+    """Return `values` with aliases in place of the tensors that need a gradient."""
     return [_alias(value) for value in values]
 
 
@@ -381,7 +383,7 @@ def _alias(value: Any) -> Any:
     with _internals.no_dispatch_modes():
         alias = torch.ops.aten.alias.default(value)
     set_alias(alias.grad_fn)
-    # Of a class that overrides operators, another node makes it one.
+    # A class that overrides operators makes the alias by another node.
     alias = alias_for(value, alias)
     set_alias(alias.grad_fn)
     return alias
@@ -415,15 +417,15 @@ class InputGradients:
         self._grad_outputs: list[Any] = [None] * counts[1]
 
     def note(self, places: Sequence[tuple[int, int]]) -> Any:
-        """A prehook for a node that gets gradients of the outputs, which the posthook needs.
+        """Return a prehook for a node that gets gradients of outputs: the posthook needs them.
 
         Args:
-            places: for each such output its position, and that of its gradient at the node.
+            places: position of each such output, and position of its gradient at the node.
         """
         grad_outputs, whole = self._grad_outputs, self._whole
 
         def before(gradients: tuple[Any, ...]) -> None:
-            # What no posthook takes out again would stay as long as the graph.
+            # Without a posthook the note would be kept as long as the graph.
             if whole.replaces():
                 for index, number in places:
                     grad_outputs[index] = gradients[number]
@@ -466,7 +468,8 @@ class InputGradients:
 
 
 class View:
-    """The gradient of a view of an input, beside that of the input: transposed, or reshaped.
+    """A view of an input, transposed or reshaped: converts its gradient from and to that of the
+    input.
 
     Args:
         shape: the shape of the input; None where the view is its transpose.
@@ -478,11 +481,11 @@ class View:
         self._shape = shape
 
     def of_input(self, gradient: Any) -> Any:
-        """The gradient of the input from that of the view."""
+        """Convert the gradient of the view to that of the input."""
         return gradient.t() if self._shape is None else gradient.reshape(self._shape)
 
     def of_view(self, gradient: Any, old: Any) -> Any:
-        """The gradient of the view from that of the input; it takes the place of `old`."""
+        """Convert the gradient of the input to that of the view, which replaces `old`."""
         return gradient.t() if self._shape is None else gradient.reshape(old.shape)
 
 
@@ -493,15 +496,15 @@ _VIEW_NODES = {"TBackward0": False, "ViewBackward0": True, "UnsqueezeBackward0":
 class DelayedGradients:
     """Routines on the gradients of an operator's inputs, after the routines of all its nodes.
 
-    One node of the operator produces the gradients of some inputs; others go through nodes of
-    views behind it. An identity before all inputs would sum what comes to one of them in a pass
-    through gradients, and so change the order of the sum. It is before the views only: after all
-    hooks of the first node the gradients that it produces are withheld, and the identity passes
-    them on.
+    One node of the operator produces the gradients of some inputs; the gradients of others pass
+    through nodes of views behind it. An identity before all inputs would sum gradients in another
+    order when gradients are differentiated. So it is before the views only: the gradients that the
+    first node produces are withheld after all of its hooks, and the identity passes them on.
 
     Args:
         behind: positions of the inputs that the operator uses by views, and that need a gradient.
-        in_order: the node gives the gradients of others in the order of the inputs, not backwards.
+        in_order: True if the node produces the gradients of the other inputs in order, not
+            backwards.
     """
 
     def __init__(
@@ -552,7 +555,7 @@ class DelayedGradients:
         return tuple(None if place in withheld else one for place, one in enumerate(produced))
 
     def __call__(self, gradients: list[Any]) -> list[Any]:
-        """The gradients of the direct inputs and of those behind views."""
+        """Return the gradients of the direct inputs and of the inputs behind views."""
         withheld = self._withheld.pop(_internals.graph_task(), {})
         return self._change([*map(withheld.get, self._direct), *gradients])
 
@@ -565,19 +568,19 @@ def hook_input_edges(
     start: int,
     values: Sequence[Any],
 ) -> bool:
-    """Let routines change or supply the gradients of the inputs of an operator that has run.
+    """Have routines change or supply the gradients of the inputs of an operator that has run.
 
     Args:
-        edges: where the gradient of each input goes.
+        edges: the edge of each input's gradient.
         values: the inputs.
         start: the sequence number before the operator and its aliases.
 
     Returns:
-        False if these gradients leave the operator through several nodes, so
-        that no single hook sees them all; nothing is hooked then.
+        False, with nothing hooked, if several nodes produce these gradients, so that no single hook
+        sees all of them.
     """
     nodes = new_nodes(outputs, start, aliases=True)
-    # The nodes that produce gradients of the inputs, and which.
+    # The nodes that produce gradients of inputs, with the positions of the inputs.
     leaving = {
         node: places
         for node in nodes
@@ -605,12 +608,12 @@ def _looked_through(
     """Join the nodes of views of the inputs with the one node that they follow.
 
     Args:
-        leaving: the nodes that produce gradients of the inputs, and which; what is joined is taken
-            out.
+        leaving: the nodes that produce gradients of inputs, with the positions of the inputs;
+            joined nodes are removed.
         nodes: all nodes of the operator.
 
     Returns:
-        The views, by input position; nothing if the nodes cannot be joined.
+        The views by input position; empty if the nodes cannot be joined.
     """
     seen = [node for node in leaving if node_name(node) in _VIEW_NODES]
     for main in nodes:

@@ -1,6 +1,7 @@
-"""Runs a captured graph at one place, once all of its operators are known.
+"""Runs a captured graph at one place, once the plans of all of its operators are known.
 
-A place is a module call, and the position in an iteration that the counters of its operators say::
+A place is a module call and a position in the iteration, which the counters of its operators
+determine::
 
     for binding in bindings:
         if binding.has_roots(roots) and binding.holds(interceptor):
@@ -25,10 +26,11 @@ class CounterChange:
     """The change that a run of a graph makes to the counters of the surrounding module call.
 
     Args:
-        counts: of an operator's cell before and after the run, where they differ.
-        calls: of a module, likewise.
-        begins: the module whose call begins an iteration at once: then no count before matters.
-        is_outside: whether it is in no module call: a module called in it may begin an iteration.
+        counts: count of an operator's cell before and after the run, if they differ.
+        calls: calls of a module, likewise.
+        begins: the module whose call begins an iteration, so that earlier counts do not matter;
+            None for none.
+        is_outside: True outside of module calls: a module called in the run may begin an iteration.
     """
 
     def __init__(
@@ -55,8 +57,8 @@ class CounterChange:
 
         Args:
             start: the counters before it, as :meth:`Frame.counters` gives them.
-            has_restarted: whether an iteration has begun within it: a counter may then be what it
-                was before and have counted.
+            has_restarted: True if an iteration has begun within the run: equal counters may have
+                counted then.
         """
         counts = [
             (cell, start[0].get(name, 0), cell[0])
@@ -71,7 +73,7 @@ class CounterChange:
         return cls(counts, calls, begins, frame.phase is not None)
 
     def can_begin(self, interceptor: Interceptor) -> bool:
-        """True if a run that begins now does the same."""
+        """True if a run that begins now makes the same change."""
         if self._begins is not None:
             return interceptor.was_called(self._begins)
         for cell, count, _ in self._counts:
@@ -83,7 +85,7 @@ class CounterChange:
         return True
 
     def end(self) -> None:
-        """Set the counters to those after the run."""
+        """Set the counters to their values after the run."""
         for cell, _, count in self._counts:
             cell[0] = count
         for child, _, calls in self._calls:
@@ -95,8 +97,8 @@ class Waiting:
     """A graph whose backward operators have yet to be analysed.
 
     Attributes:
-        steps: what its calls have done.
-        runs: since it has waited.
+        steps: records of its calls.
+        runs: number of runs since then.
     """
 
     steps: Sequence[Any]
@@ -104,17 +106,18 @@ class Waiting:
 
 
 class BoundGraph:
-    """Runs a graph in one module call, with what is known of its operators.
+    """Runs a graph in one module call, with the facts about its operators.
 
     Args:
         function: the graph's code.
-        base: the module call that runs it.
-        generation: of the plans that are bound.
-        callers: each module call of the graph, and the one that it returns to.
-        passes: tells tools of the forward passes in the graph.
+        base: frame of the module call that runs it.
+        generation: generation of the bound plans.
+        callers: frame of each module call of the graph, and of its caller.
+        passes: reports the forward passes in the graph to tools.
 
     Attributes:
-        waiting: what is to be compiled once all is known of its backward operators.
+        waiting: the graph to be compiled once all backward operators are analysed; None without
+            one.
     """
 
     def __init__(
@@ -136,7 +139,8 @@ class BoundGraph:
         self.waiting: Waiting | None = None
 
     def note_roots(self, roots: Sequence[Any]) -> bool:
-        """Note the objects by which the graph's modules are found; whether that can be done."""
+        """Note the objects from which the graph's modules are found; return True if that is
+        possible."""
         try:
             self._roots = [weakref.ref(root) for root in roots]
         except TypeError:
@@ -148,11 +152,11 @@ class BoundGraph:
         return self._generation == interceptor.generation
 
     def has_roots(self, roots: Sequence[Any]) -> bool:
-        """True if its modules are found by these objects."""
+        """True if these objects lead to its modules."""
         return all(map(is_, (reference() for reference in self._roots), roots))
 
     def holds(self, interceptor: Interceptor) -> bool:
-        """True if it can run the graph now, of which the modules are its own."""
+        """True if it can run the graph now, given that the modules are its own."""
         return self._generation == interceptor.generation and self._change.can_begin(interceptor)
 
     def run(self, interceptor: Interceptor, inputs: Sequence[Any]) -> Any:
@@ -162,7 +166,7 @@ class BoundGraph:
             for frame, parent in self._callers:
                 frame.caller = parent
             result = self.function(*inputs)
-            # Where a model takes microseconds, each function that is called is seen.
+            # Each function call matters for a model that takes microseconds.
             if passes.begun is not None:
                 passes.end()
             if passes.outputs:

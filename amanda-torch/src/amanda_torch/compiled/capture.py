@@ -1,4 +1,4 @@
-"""Lets Dynamo capture compiled functions, and run what it has captured under a scope.
+"""Has Dynamo capture compiled functions, whose graphs run under scopes.
 
 A function made by ``torch.compile`` asks Dynamo for the callback that compiles the frames below::
 
@@ -6,9 +6,9 @@ A function made by ``torch.compile`` asks Dynamo for the callback that compiles 
     with amanda.apply(tool):
         compiled(x)                         # callback_for(...): f becomes a CapturedGraph
 
-:func:`callback_for` makes a callback that keeps the function's own compiled code apart: Dynamo
-keeps the code of each compiler. Captured graphs belong to the function and not to a scope; the next
-scope uses them again.
+:func:`callback_for` makes a callback that leaves the function's own compiled code untouched: Dynamo
+keeps the code of each compiler. Captured graphs belong to the function, and further scopes use them
+again.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ from amanda_torch.eager.interceptors import LOCAL
 from amanda_torch.plugin import COMPILER_VARIABLE
 
 _OWN = ("amanda.", "amanda_torch.", "amanda_tools.")
-"""Packages whose functions Dynamo is not to compile if they are called between two graphs."""
+"""Packages whose functions are not compiled if they are called between two graphs."""
 
 _HELPERS = "torch._dynamo.utils"
 """The module of functions that the code made by Dynamo calls."""
 
 _LOCK = threading.RLock()
-"""Held while Dynamo captures, whose counters of the process are put back after it."""
+"""Held while Dynamo captures: its process-wide counters are restored afterwards."""
 
 _RECURRENT = "Dynamo: RNN, GRU, or LSTM is called as it is"
-"""Why a recurrent layer runs eagerly that Dynamo (PyTorch 2.15) calls between two graphs."""
+"""Reason why a recurrent layer that Dynamo (PyTorch 2.15) calls between two graphs runs eagerly."""
 
 Suspended = Callable[[], AbstractContextManager[Any]]
 
 
 class Capture:
-    """The callback of Dynamo for frames of one compiled function, and of those that it calls.
+    """The callback of Dynamo for the frames of one compiled function and of functions that it
+    calls.
 
     Args:
         compiler: the user's.
@@ -68,17 +69,18 @@ class Capture:
         self._say: Callable[[Any, str], None] | None = None
         self._convert = _internals.frame_converter(self._captured, marks=marks)
         setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
-        # Of a graph that runs one operator, seen as it is called. Under a transform Dynamo captures
-        # for this compiler alone, and what `torch.cond` calls cannot run uncaptured.
+        # A graph with one operator, which is intercepted when it is called. Under a transform
+        # Dynamo captures for this compiler only, and functions that `torch.cond` calls cannot run
+        # uncaptured.
         as_it_is = _internals.lookup_compiler("eager")
         self._convert_as_is = _internals.frame_converter(as_it_is)
-        # What is left alone, and why: said again in each scope.
+        # Subjects that run uncaptured, with the reasons, which each scope reports again.
         self._left: Any = torch.utils.weak.WeakIdKeyDictionary()
         self._suspended: Suspended | None = None
 
     @property
     def is_refused(self) -> bool:
-        """See the class: in another scope there are other tools."""
+        """See :class:`CompiledFunction`: scopes differ in their tools."""
         reference, scopes = self._refused_under, STATE.scopes
         return reference is not None and bool(scopes) and reference() is scopes[-1]
 
@@ -88,28 +90,28 @@ class Capture:
         self._refused_under = weakref.ref(scopes[-1]) if is_refused and scopes else None
 
     def under(self, suspended: Suspended, say: Callable[[Any, str], None]) -> Capture:
-        """This capture, set to run within the context that `suspended` makes.
+        """Return this capture, set to run within the context that `suspended` makes.
 
         Args:
-            say: see :meth:`say`; it is given the compiler, too.
+            say: function that reports a reason; gets the compiler and the reason.
         """
         self._suspended, self._say = suspended, say
         return self
 
     def say(self, reason: str) -> None:
-        """Say that a graph runs operator by operator, and why."""
+        """Report that a graph runs operator by operator, and the reason."""
         if self._say is not None:
             self._say(self.compiler, reason)
 
     def __call__(self, frame: Any, *args: Any) -> Any:
-        """Capture a frame; called by Dynamo for one that it has no code for."""
+        """Capture a frame; called by Dynamo for a frame without code."""
         name = frame.f_globals.get("__name__", "")
         if name.startswith(_OWN):
-            # What they call runs as it is, but for modules: those are the program's.
+            # Functions that they call run uncaptured, except for modules, which are the program's.
             return _internals.not_captured(recursive=not name.endswith("eager.module_calls"))
         if name == _HELPERS:
-            # PyTorch 2.13 comes to one of them thirty times in a step of a GPT-2. Its own callback
-            # leaves them for good, too.
+            # PyTorch 2.13 calls the callback for one of them thirty times in a step of a GPT-2.
+            # Dynamo's own callback skips them for good, too.
             return _internals.not_captured(always=True)
         subject = _subject(frame)
         left = self._left.get(subject, {}).get(_state_of(subject))
@@ -118,31 +120,31 @@ class Capture:
         reason, with_all = "", False
         try:
             with self._without_interceptor():
-                known = _internals.not_taken()
+                known = _internals.capture_failures()
                 is_operator = _internals.runs_higher_order(frame)
                 found = (self._convert_as_is if is_operator else self._convert)(frame, *args)
-                said = _new_reason(known, _internals.not_taken())
+                said = _new_reason(known, _internals.capture_failures())
             if found is not None and found.guarded_code is not None:
                 return found
             if _internals.has_reached_limit(found):
                 reason = "Dynamo's limit of recompilations is reached"
             elif not frame.f_code.co_flags & inspect.CO_GENERATOR:
-                # Dynamo takes no generators, and what they call on its own.
+                # Dynamo captures no generators; functions that they call are captured separately.
                 reason = said
                 if not reason and _internals.is_layer_called_as_is(frame):
                     return self._leave(frame.f_locals["self"], _RECURRENT)
         except Exception as error:
             reason = _reason_of(error)
             with_all = isinstance(_cause(error), NotMarkableError)
-        # Noted here and not by Dynamo, whose own code for the function is to stay as it is.
+        # Noted here and not by Dynamo, whose own code for the function must not change.
         return self._leave(subject, reason, with_all)
 
     def _leave(self, subject: Any, reason: str, with_all: bool = False) -> Any:
         """Skip a frame; return the value that Dynamo's callback must return.
 
         Args:
-            reason: "" where there is nothing to capture.
-            with_all: whether the functions that it calls run eagerly, too.
+            reason: the reason; "" if there is nothing to capture.
+            with_all: True if the functions that it calls run eagerly, too.
         """
         interceptor = LOCAL.interceptor
         if reason and interceptor is not None:
@@ -163,7 +165,7 @@ class Capture:
 
 
 def _subject(frame: Any) -> Any:
-    """The code that a frame runs; in Dynamo's own wrapper the wrapped function, since all wrapped
+    """The code of a frame; in Dynamo's own wrapper the wrapped function, since all wrapped
     functions share the wrapper's code."""
     wrapped = frame.f_locals.get("fn")
     if not frame.f_globals.get("__name__", "").startswith("torch._dynamo") or wrapped is None:
@@ -173,8 +175,8 @@ def _subject(frame: Any) -> Any:
 
 
 def _state_of(subject: Any) -> Any:
-    """The modes on which it depends whether Dynamo can take a subject: in inference a module may
-    run as one fused operator, and in training not."""
+    """The modes that determine whether Dynamo can capture a subject: a module may run as one fused
+    operator in inference, but not in training."""
     if not isinstance(subject, nn.Module):
         return None
     return getattr(subject, "training", None), torch.is_grad_enabled()
@@ -189,11 +191,10 @@ def _place(subject: Any) -> str:
 
 
 def _new_reason(before: Mapping[str, int], after: Mapping[str, int]) -> str:
-    """The construct that Dynamo could not capture in a frame that it leaves alone; "" if there was
-    nothing to capture.
+    """The construct that Dynamo could not capture in a frame; "" if there was nothing to capture.
 
     Args:
-        before, after: what :func:`_internals.not_taken` gives.
+        before, after: results of :func:`_internals.capture_failures`.
     """
     found = next((reason for reason, n in after.items() if n > before.get(reason, 0)), "")
     return _said_by_dynamo(found)
@@ -205,14 +206,14 @@ def _said_by_dynamo(explanation: str) -> str:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The error behind one of Dynamo's: of its compiler, or of code of ours that it calls."""
+    """The cause of an error of Dynamo: an error of its compiler, or of our code that it calls."""
     found: BaseException = getattr(error, "inner_exception", error)
     asked = found.__context__
     return asked if isinstance(asked, NotCapturableError) else found
 
 
 def _reason_of(error: BaseException) -> str:
-    """Why Dynamo has captured nothing of a function."""
+    """The reason why Dynamo has captured nothing of a function."""
     cause = _cause(error)
     if isinstance(cause, NotCapturableError):
         return str(cause)
@@ -222,14 +223,14 @@ def _reason_of(error: BaseException) -> str:
 
 
 def say_captured(compiler: Any, reason: str) -> None:
-    """Say that a compiled function runs operator by operator.
+    """Warn that a compiled function runs operator by operator.
 
     Args:
         compiler: the user's.
-        reason: "" if the compiler would do the same.
+        reason: the reason; "" if the compiler would do the same.
     """
     name = name_of_compiler(compiler)
-    # Those of inductor that a mode sets are among them: 2.13 keeps no name of the mode.
+    # Options of inductor that a mode sets are included: 2.13 does not keep the mode's name.
     options = ", ".join(getattr(compiler, "config", None) or ())
     without = f"{name}, whose mode or options ({options}) do nothing," if options else f"{name},"
     because = f" since {reason}" if reason else ""
@@ -243,27 +244,27 @@ def say_captured(compiler: Any, reason: str) -> None:
 
 _CAPTURES: weakref.WeakKeyDictionary[Any, Capture] = weakref.WeakKeyDictionary()
 _MARKING: weakref.WeakKeyDictionary[Any, Capture] = weakref.WeakKeyDictionary()
-"""By the callbacks of compiled functions, without and with marks of the calls of modules."""
+"""Captures by the callback of the compiled function, without and with marks of module calls."""
 
 _KNOWN: weakref.WeakSet[Capture] = weakref.WeakSet()
-"""Each once."""
+"""Reasons that have been reported: each is reported once."""
 
 
 def callback_for(
     callback: Any, suspended: Suspended, say: Callable[[Any, str], None], marks: bool = False
 ) -> Capture:
-    """The callback that captures, in place of a compiled function's own one.
+    """Return the callback that captures, in place of a compiled function's own.
 
     Args:
-        marks: as of :class:`Capture`.
-        suspended: makes the context in which frames are captured: without an interceptor.
-        say: called with the compiler of a function that runs operator by operator, and the reason.
+        marks: see :class:`Capture`.
+        suspended: makes the context in which frames are captured, without an interceptor.
+        say: called with the compiler and the reason if a function runs operator by operator.
     """
     captures = _MARKING if marks else _CAPTURES
     found = captures.get(callback)
     if found is None:
         compiler = _internals.compiler_of(callback)
-        # As Dynamo has it, functions compiled anew at each call are captured once.
+        # As in Dynamo, functions that are compiled anew at each call are captured once.
         alike = [known for known in tuple(_KNOWN) if known.marks is marks]
         equal = (known for known in alike if _is_equal(known.compiler, compiler))
         found = captures[callback] = next(equal, None) or Capture(compiler, marks)

@@ -9,16 +9,15 @@ Dynamo compiles a function to bytecode that calls a graph, here a :class:`Captur
         return captured_graph(self.linear.weight, self.linear.bias, x)[0]
 
 The first run of a graph in a module call passes its operators to the thread's interceptor, and
-enters the modules that they belong to: so they have the ids, the analyses and the actions that they
-have without ``torch.compile``. The result is a
-:class:`~amanda_torch.compiled.bound_graph.BoundGraph`. From then on the graph runs without its
-module calls being looked up, in one of three ways:
+enters their modules, so that ids, analyses and actions are those without ``torch.compile``. The
+result is a :class:`~amanda_torch.compiled.bound_graph.BoundGraph`. From then on the graph runs
+without looking up its module calls, in one of three forms:
 
-- Where no routine has to run between operators, the program's compiler gets the graph as it is. The
-  run has been a :class:`~amanda_torch.compiled.dry_run.GraphDryRun` then, which is undone.
-- Where routines can be written into the graph, a compiler gets it with them.
-- Otherwise, and with the compiler "eager" where gradients are recorded, it runs operator by
-  operator with the interceptor on, as in eager mode.
+- If no routine has to run between operators, the program's compiler gets the graph unchanged. The
+first run is a :class:`~amanda_torch.compiled.dry_run.GraphDryRun` then, which is undone. - If
+routines can be written into the graph, a compiler gets it with them. - Otherwise, and with the
+compiler "eager" if gradients are recorded, it runs operator by operator with the interceptor on, as
+in eager mode.
 """
 
 from __future__ import annotations
@@ -55,22 +54,22 @@ from amanda_torch.eager.interceptors import LOCAL, Interceptor
 
 
 class CompiledFunction(Protocol):
-    """The function of the program that a graph belongs to.
+    """The compiled function that a graph belongs to.
 
     Attributes:
-        compiler: the compiler that the program has chosen for it.
-        is_refused: whether the last graph of it has run operator by operator.
+        compiler: the program's compiler for it.
+        is_refused: True if its last graph has run operator by operator.
     """
 
     compiler: Any
     is_refused: bool
 
     def say(self, reason: str) -> None:
-        """Say that a graph runs operator by operator, and why not by its compiler."""
+        """Report that a graph runs operator by operator, and why not by its compiler."""
 
 
 class CapturedGraph:
-    """A graph that Dynamo has captured, as the function that runs it in every scope."""
+    """A captured graph, as the function that runs it in every scope."""
 
     def __init__(
         self,
@@ -79,13 +78,13 @@ class CapturedGraph:
         suspended: Callable[[], AbstractContextManager[Any]],
         own: CompiledFunction,
     ) -> None:
-        """Note what can be known before it runs.
+        """Collect the facts that do not depend on a run.
 
         Args:
             module: the graph.
-            inputs: those of the program with which Dynamo has it compiled.
-            suspended: makes the context in which compilers run: without an interceptor.
-            own: the function that was compiled.
+            inputs: the program's inputs in the capture.
+            suspended: makes the context in which compilers run, without an interceptor.
+            own: the compiled function.
 
         Raises:
             NotCapturableError: a node of it runs a graph of its own.
@@ -98,7 +97,7 @@ class CapturedGraph:
             module = _internals.without_marks(module)
         self._is_static = not _internals.has_numbers(module.graph)
         self._module = module
-        # The program's own: the code may live longer.
+        # Tensors of the program: the code may live longer.
         self._inputs = [Reference(x, nothing) if isinstance(x, torch.Tensor) else x for x in inputs]
         self._suspended = suspended
         self._own = own
@@ -113,7 +112,7 @@ class CapturedGraph:
             self._compile_with_sizes()
 
     def _compile_with_sizes(self) -> None:
-        """Compile the graph while Dynamo captures it, which guards what is assumed of sizes."""
+        """Compile the graph while Dynamo captures it: Dynamo guards the assumptions about sizes."""
         try:
             made = self._own.compiler(_internals.copied_graph(self._module), self._example_inputs())
             self._as_it_is = _internals.undisabled(made)
@@ -121,7 +120,7 @@ class CapturedGraph:
             self._reason = self._failure(error)
 
     def _example_inputs(self) -> list[Any]:
-        """The inputs of the capture; fake ones for tensors that are gone."""
+        """The inputs of the capture; fake tensors for deleted ones."""
         placeholders = (n for n in self._module.graph.nodes if n.op == "placeholder")
         found = []
         for node, held in zip(placeholders, self._inputs, strict=True):
@@ -157,10 +156,10 @@ class CapturedGraph:
     def _run_intercepted(
         self, interceptor: Interceptor, inputs: Sequence[Any], is_alone: bool
     ) -> Any:
-        """Run the graph with the interceptor on, and bind what is learned for later runs.
+        """Run the graph with the interceptor on, and bind the facts about it for later runs.
 
         Args:
-            is_alone: whether no other mode is on; otherwise nothing is bound.
+            is_alone: True if no other mode is on; otherwise nothing is bound.
         """
         base, roots = interceptor.frame, self._roots()
         modules = self._code.places.find(roots)
@@ -177,7 +176,7 @@ class CapturedGraph:
             result, compiler = self._hand_over(interceptor, binding, dry_run, run, inputs, result)
         self._note(interceptor, f"by {compiler}" if compiler else "operator by operator")
         if binding is not None and binding.note_roots(roots):
-            # Kept with the module call, and dropped with it when the thread's scopes end.
+            # Kept in the module's frame, which is dropped when the thread's scopes end.
             bindings = base.captured.get(self, ())
             kept = [one for one in bindings if one.is_current(interceptor)]
             base.captured[self] = [binding, *kept[: _BINDINGS - 1]]
@@ -185,7 +184,7 @@ class CapturedGraph:
 
     def _count_unbound(self, is_alone: bool) -> None:
         if self._is_auto():
-            # Once or twice, another thread may have entered a scope meanwhile.
+            # Another thread may have entered a scope meanwhile, once or twice.
             self._unbound += 1
             if self._unbound > _MOST_WAITED:
                 self._say(_NOT_SETTLED if is_alone else "another mode is on")
@@ -202,7 +201,7 @@ class CapturedGraph:
         """Give the graph to a compiler after its first run, if one takes it.
 
         Args:
-            outputs: of that run.
+            outputs: outputs of that run.
 
         Returns:
             The outputs for the program, and the name of the compiler; "" without one.
@@ -222,15 +221,15 @@ class CapturedGraph:
         return outputs, ""
 
     def _roots(self) -> list[Any]:
-        """The objects by which its modules are found."""
+        """The objects from which its modules are found."""
         places = self._code.places
         if not places.has_roots:
             return []
         frame = _internals.program_frame()
         return places.roots(frame.f_locals, frame.f_globals)
 
-    def _note(self, interceptor: Interceptor, way: str) -> None:
-        interceptor.note_compiled(self._name, way)
+    def _note(self, interceptor: Interceptor, mode: str) -> None:
+        interceptor.note_compiled(self._name, mode)
 
     # -- by the program's compiler, as it is ------------------------------
 
@@ -255,11 +254,11 @@ class CapturedGraph:
     def _dry_run(
         self, interceptor: Interceptor, inputs: Sequence[Any], is_static: bool
     ) -> GraphDryRun | None:
-        """A dry run for the first run at a place; None where there is to be none."""
+        """A dry run for the first run at a place; None if none is needed or possible."""
         if asked_compiler() != AUTO or not (is_static or self._as_it_is is not None):
             return None
         if self._runs_operators() and torch.is_grad_enabled():
-            return None  # Routines at backward operators need their nodes.
+            return None  # Routines at backward operators require their nodes.
         if _internals.without_modes(reason_against_dry_run, self._code, inputs):
             return None
         if not is_static and self._sizes is None:
@@ -274,14 +273,15 @@ class CapturedGraph:
         run: NotedRun,
         outputs: Sequence[Any],
     ) -> Callable[..., tuple[Any, str]] | None:
-        """What lets the program's compiler run the graph as it is; None if it is not to.
+        """The counts with which the program's compiler can run the graph unchanged; None if it
+        cannot.
 
         Args:
             run: the dry run.
-            outputs: what the graph has returned in it.
+            outputs: outputs of the graph in the dry run.
         """
         if self._runs_operators() and any(step.records for step in run.steps):
-            # It switches gradients on: routines at backward operators need their nodes.
+            # The graph switches gradients on: routines at backward operators require their nodes.
             return None
         if dry_run.reason or dry_run.run_backward(outputs):
             return None
@@ -289,7 +289,7 @@ class CapturedGraph:
         if dry_run.reason or not binding.is_current(interceptor):
             return None
         if self._runs_operators():
-            # Its code is the graph, of which the run has been the first one.
+            # Its code is the graph, which has run once by now.
             code = CompiledCode(self._vanilla, self._module, "eager", (), counts, interceptor)
             binding.function = run.entering(code)
             return None
@@ -307,7 +307,7 @@ class CapturedGraph:
         return functools.partial(run_after_dry_run, binding, dry_run, counts, code, later)
 
     def _counts_of(self, interceptor: Interceptor, dry_run: GraphDryRun) -> RunCounts:
-        """What later runs add to counters and sums, as a dry run has."""
+        """The additions of later runs to counters and sums, by those of a dry run."""
         counts = RunCounts(interceptor.executor.claimer)
         counts.backward = _without_sizes(dry_run.backward())
         counts.forward = _without_sizes(dry_run.forward)
@@ -317,10 +317,10 @@ class CapturedGraph:
         return counts
 
     def _compiled_as_it_is(self) -> Callable[..., Any]:
-        """The code that the program's compiler makes of the graph."""
+        """The compiled code of the unchanged graph."""
         if self._as_it_is is None:
             with self._suspended():
-                # One thread compiles at a time, and others may have waited for this one.
+                # One thread compiles at a time; this one may have waited for another one's result.
                 if self._as_it_is is None:
                     made = _internals.compile_later(
                         self._context,
@@ -334,7 +334,7 @@ class CapturedGraph:
     # -- with routines in it ----------------------------------------------
 
     def _go_on(self, interceptor: Interceptor, binding: BoundGraph, waiting: Waiting) -> None:
-        """Compile a graph as soon as all is known of its backward operators."""
+        """Compile a graph as soon as all of its backward operators are analysed."""
         waiting.runs += 1
         if compiler := self._compile(interceptor, binding, waiting.steps, waiting.runs):
             self._note(interceptor, f"by {compiler}")
@@ -346,9 +346,10 @@ class CapturedGraph:
         steps: Sequence[CallRecord],
         runs: int = 0,
     ) -> str:
-        """Let a compiler have the graph with its actions; its name if one takes it, else "".
+        """Give the graph with its actions to a compiler; return the compiler's name, or "" if none
+        takes it.
 
-        Not where sizes are symbolic: what a compiler assumes of them would have to be guarded.
+        Not with symbolic sizes: a compiler's assumptions about them would need guards.
         """
         asked = asked_compiler()
         is_own = asked in (AUTO, OWN_COMPILER)
@@ -380,10 +381,11 @@ class CapturedGraph:
         name: str,
         interceptor: Interceptor,
     ) -> str:
-        """Bind what a compiler makes of the graph with its actions; return why it fails, or "".
+        """Bind the compiled code of the graph with its actions; return the reason if that fails, or
+        "".
 
         Args:
-            compiler: the program's; None: the one of that name.
+            compiler: the program's compiler; None for the compiler of that name.
         """
         actions = {step.name: step.inlined() for step in steps if step.acts()}
         try:
@@ -403,7 +405,7 @@ class CapturedGraph:
         name: str,
         interceptor: Interceptor,
     ) -> None:
-        """Bind what a compiler makes of the graph with its actions."""
+        """Bind the compiled code of the graph with its actions."""
         with self._suspended():
             claimer = interceptor.executor.claimer
             counts = RunCounts(claimer)
@@ -426,7 +428,7 @@ class CapturedGraph:
         binding.function = first_call(code, otherwise, self._code, accept, refuse)
 
     def _refuse(self, name: str, reason: str) -> None:
-        """Say, once, why a graph runs operator by operator, and not with a compiler."""
+        """Report, once, why a graph runs operator by operator and not by a compiler."""
         if asked_compiler() == AUTO:
             self._say(reason)
         elif reason not in _SAID:
@@ -437,7 +439,7 @@ class CapturedGraph:
 
 
 _BINDINGS = 64
-"""Positions in one module call, and modules, for which a graph is bound."""
+"""Bindings of a graph in one module call, at most: for positions and modules."""
 
 _MOST_WAITED = 8
 """Runs of a graph after which it is not compiled if analyses of backward operators are pending."""
@@ -455,15 +457,15 @@ def _reason_against_actions(steps: Sequence[CallRecord], name: str) -> str:
     Args:
         name: of the compiler.
     """
-    # Actions that could run after the graph are the reason only where there is no other.
+    # Actions that could run after the graph are the reason only if there is no other.
     by_weight = sorted(steps, key=CallRecord.only_follows)
     reasons = (step.reason_against(name) for step in by_weight)
     return next(filter(None, reasons), "")
 
 
 def _reason_against_points(steps: Sequence[CallRecord], interceptor: Interceptor) -> str:
-    """Return which routines at passes or modules need the calls of modules in a graph; "" if none
-    do."""
+    """Return the routines at passes or modules that require the calls of modules in a graph; ""
+    without any."""
     if interceptor.tells and any(step.enters for step in steps):
         return "tools are told of the forward passes in it"
     if interceptor.tells_modules and any(step.called for step in steps):

@@ -1,4 +1,4 @@
-"""A captured graph as a Python function whose operators can be exchanged without compiling it.
+"""A captured graph as a Python function whose operators can be replaced without compiling it again.
 
 Each call in the graph becomes the call of a global of the function::
 
@@ -25,12 +25,12 @@ from amanda_torch.compiled.places import CapturedCall, ModuleFinder, calls_of
 
 
 class NotCapturableError(Exception):
-    """The graph holds what does not run operator by operator."""
+    """The graph has a node that cannot run operator by operator."""
 
 
 class NotMarkableError(NotCapturableError):
-    """The calls of its modules cannot be reported: it runs uncompiled, with everything that it
-    calls."""
+    """The calls of its modules cannot be reported: the function runs uncompiled, with all functions
+    that it calls."""
 
 
 @attrs.frozen
@@ -38,9 +38,9 @@ class CallSite:
     """A call in a graph.
 
     Attributes:
-        name: of its node.
-        function: what it calls.
-        calls: the module calls that it is in, outermost first.
+        name: name of its node.
+        function: the called function.
+        calls: the enclosing module calls, outermost first.
         keywords: the keyword arguments of its node.
     """
 
@@ -71,7 +71,7 @@ class GraphCode:
         self._module = module
         self.places = ModuleFinder(module.graph)
         self.sites: list[CallSite] = []
-        # A copy, of which no node is Dynamo's.
+        # A copy: no node is Dynamo's.
         graph = fx.Graph()
         graph.output(graph.graph_copy(module.graph, {}))
         nodes = [node for node in graph.nodes if node.op.startswith("call_")]
@@ -90,20 +90,20 @@ class GraphCode:
 
     @property
     def held(self) -> Sequence[Any]:
-        """The tensors that the graph holds itself: constants, and parameters of optimizers."""
+        """The tensors that the graph itself holds: constants, and parameters of optimizers."""
         names = dict.fromkeys(n.target for n in self._module.graph.nodes if n.op == "get_attr")
         found = (operator.attrgetter(str(name))(self._module) for name in names)
         return [value for value in found if isinstance(value, torch.Tensor)]
 
     def function(self, functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-        """The graph as a function that calls these at its sites."""
+        """The graph as a function that calls these functions at its sites."""
         exchanged = {**self._globals, **dict(zip(self._markers, functions, strict=True))}
         forward = self._forward
         made = types.FunctionType(forward.__code__, exchanged, "forward", forward.__defaults__)
         return functools.partial(made, self._module)
 
     def _marked(self, node: fx.Node) -> Callable[..., Any]:
-        """Let a node call a marker of its own, and note what it called."""
+        """Have a node call a marker of its own, and keep the function that it called."""
         if node.op == "call_module" or _internals.is_higher_order(node.target):
             raise NotCapturableError(f"{node.target} runs a graph of its own")
         if str(getattr(node.target, "__name__", "")).startswith(_internals.FUSED_OPERATORS):
@@ -125,13 +125,13 @@ class GraphCode:
 
 
 def _lines_of(node: fx.Node) -> list[tuple[str, int]]:
-    """The files and lines of the program that Dynamo has made a node of, the innermost first."""
+    """The files and lines of the program from which Dynamo has made a node, innermost first."""
     found = re.findall(r'File "(.+)", line (\d+)', node.stack_trace or "")
     return [(file, int(line)) for file, line in reversed(found)]
 
 
 class Method:
-    """Calls the method of a name of its first argument."""
+    """Calls a method of its first argument by name."""
 
     __slots__ = ("__name__",)
 

@@ -1,8 +1,8 @@
 """Calls after a run of compiled code, in place of the routines of its operators.
 
-Compiled code of a graph runs as it is. What its operators would add to counters and sums, and the
-deferrable routines that they would call, is noted as functions in the first run of the graph, and
-called after each later one::
+Compiled code of a graph runs unchanged. The first run of the graph notes functions for the
+additions of its operators to counters and sums and for their deferrable routines; they are called
+after each later run::
 
     later = [counter, deferred_sum(flops, inputs, outputs)]
     result = code(*inputs)
@@ -28,17 +28,17 @@ from amanda_torch import _internals
 from amanda_torch.routines import RoutineDispatcher
 
 Deferred = Callable[[], Any]
-"""A counter, or a function that adds to a sum or calls a routine as in one execution."""
+"""A counter, or a function that adds to a sum or calls a routine as one execution does."""
 
 
 def call_all(later: Iterable[Deferred]) -> None:
-    """Call each, in the order of the operators; with the lock of tools."""
+    """Call each, in the order of the operators, while the lock of tools is held."""
     for function in later:
         function()
 
 
 def deferred_sum(to: ShapeSum, inputs: Sequence[Any], outputs: Sequence[Any]) -> Deferred:
-    """A function that adds to a sum as an operator with these tensors does."""
+    """Return a function that adds to a sum as an operator with these tensors does."""
     shapes = TOOL_LOCK.hold(lambda: (to.shapes_of(inputs), to.shapes_of(outputs)))
     return functools.partial(to.add, TOOL_LOCK.hold(to.weigh, shapes), shapes)
 
@@ -46,12 +46,12 @@ def deferred_sum(to: ShapeSum, inputs: Sequence[Any], outputs: Sequence[Any]) ->
 def deferred_routine(
     dispatcher: RoutineDispatcher, action: Action, tensors: Sequence[Any]
 ) -> Deferred:
-    """A function that calls a routine, see :func:`amanda.deferrable`.
+    """Return a function that calls a routine, see :func:`amanda.deferrable`.
 
     Args:
-        dispatcher: runs it.
-        action: its action.
-        tensors: all tensors of its point; they are kept without their values.
+        dispatcher: the driver's dispatcher.
+        action: the routine's action.
+        tensors: all tensors of its point, which are kept without their values.
     """
     kept = [None if tensor is None else stand_in(tensor) for tensor in tensors]
     return functools.partial(dispatcher.run_all, (action,), kept)
@@ -64,13 +64,13 @@ def deferred_point(
     inputs: Sequence[Any],
     outputs: Sequence[Any] | None,
 ) -> Deferred:
-    """A function that calls the routines at the entry or the exit of a module.
+    """Return a function that calls the routines at the entry or the exit of a module.
 
     Args:
-        dispatcher: runs them.
-        point: which of the two.
+        dispatcher: the driver's dispatcher.
+        point: entry or exit.
         called: the call of the module.
-        inputs, outputs: the tensors there; they are kept without their values.
+        inputs, outputs: the tensors there, which are kept without their values.
     """
     kept = None if outputs is None else [*map(_internals.valueless, outputs)]
     given = [*map(_internals.valueless, inputs)]
@@ -82,8 +82,8 @@ class CalledModule:
     """A call of a module in a graph.
 
     Attributes:
-        path: of the module within the outermost one.
-        id: what the ids of its operators begin with.
+        path: path of the module within the outermost one.
+        id: beginning of the ids of its operators.
         module: the module.
     """
 
@@ -111,12 +111,12 @@ class CalledModule:
 
 
 def is_deferrable_routine(action: Action) -> bool:
-    """True if a routine may be called so."""
+    """True if a routine may be called after the run."""
     return is_marked_deferrable(action.func) and not action.differentiable
 
 
 def is_marked_deferrable(routine: Any) -> bool:
-    """True if a tool has marked a routine so."""
+    """True if a tool has marked a routine as deferrable."""
     func = getattr(routine, "__func__", routine)
     return bool(getattr(func, "amanda_deferrable", False))
 

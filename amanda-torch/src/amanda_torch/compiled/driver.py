@@ -1,13 +1,13 @@
 """The drivers that run compiled functions as Dynamo captures them.
 
 Both are the eager driver. A function or module made by ``torch.compile`` is captured once more, for
-Amanda, and what has been captured runs operator by operator, with the ids, the actions and the
-backward operators of eager mode::
+Amanda. The captured graphs run operator by operator, with the ids, the actions and the backward
+operators of eager mode::
 
     with amanda.apply(tool):
         compiled(x)
 
-``torch-graph``, which is used only when it is asked for, gives no warning about it.
+``torch-graph``, which is used only on request, does not warn about it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from amanda_torch.plugin import TorchGraphDriver
 
 
 class CapturingDriver(InterceptingDriver):
-    """Instruments compiled functions in what Dynamo has captured, and all other code eagerly."""
+    """Instruments the captured graphs of compiled functions, and all other code eagerly."""
 
     mode_of_graphs = "graph"
 
@@ -64,22 +64,23 @@ class CapturingDriver(InterceptingDriver):
         return callback_for(callback, self._tracers.suspended, self._say_captured, marks)
 
     def _say_captured(self, compiler: Any, reason: str) -> None:
-        """Say, once, that a graph runs operator by operator."""
+        """Warn, once, that a graph runs operator by operator."""
         if not (self._has_said or is_proving()):
             self._has_said = True
             say_captured(compiler, reason)
 
     def _reason_against(self, interceptor: Interceptor, marks: bool) -> str:
-        """Why a function cannot be captured now; "" if it can.
+        """The reason why a function cannot be captured now; "" if it can.
 
         Args:
-            marks: whether the calls of modules are to be captured, too.
+            marks: True to capture the calls of modules, too.
         """
         if not interceptor.is_alone():
-            # Dynamo would write another function mode into the graph, and it would act twice.
+            # Dynamo would write another function mode into the graph, which would act twice.
             return "another TorchFunctionMode is on"
         if _internals.has_global_hooks():
-            # Those of a tool are not to be captured; those of the program run eagerly as well.
+            # Dispatch modes of a tool must not be captured; with those of the program functions run
+            # eagerly.
             return "there are hooks on all modules"
         if marks and not self._defers_modules():
             return "a tool has routines at modules that are not deferrable"
@@ -119,7 +120,7 @@ class GraphDriver(TorchGraphDriver, CapturingDriver):
 
     @classmethod
     def remarks(cls) -> Sequence[str]:
-        """Nothing: the interceptor cannot be chosen."""
+        """No remarks: the interceptor cannot be chosen."""
         return []
 
     @classmethod

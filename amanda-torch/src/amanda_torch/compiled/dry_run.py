@@ -1,8 +1,8 @@
 """The first run of a graph that is then given unchanged to the program's compiler.
 
-Analyses need operators, with tensors that have values, and compiled code has none. So a graph first
-runs operator by operator, forward and backward; the effects of this run are undone, its outputs are
-dropped, and the program gets those of the compiled code::
+Analyses need operators whose tensors have values, which compiled code lacks. So a graph first runs
+operator by operator, forward and backward. The effects of this run are undone, and the program gets
+the outputs of the compiled code::
 
     dry_run = GraphDryRun(code, inputs, interceptor, sizes)
     result = run(inputs)                            # analyses and routines of forward operators
@@ -57,10 +57,10 @@ from amanda_torch.routines import RoutineDispatcher, selected
 _SIZES_UNKNOWN = "a routine wants sizes that do not follow from those of the graph's inputs"
 
 _LOCK = Lock()
-"""Held by the thread that runs a backward pass for analyses: the dispatcher knows of one."""
+"""Held by the thread that runs a backward pass for analyses: the dispatcher has one dry run."""
 
 _OWN_NAMESPACES = frozenset({"aten", "prims", "prim"})
-"""Operators of PyTorch that do nothing beside what they return, and write."""
+"""Namespaces of operators without effects except their results and declared writes."""
 
 
 @attrs.define
@@ -68,8 +68,8 @@ class Executed:
     """A backward operator that the dry run has executed.
 
     Attributes:
-        record: in one scope.
-        grad_outputs, grad_inputs: stand for the gradients that it has consumed and produced.
+        record: its record in one scope.
+        grad_outputs, grad_inputs: descriptions of the consumed and the produced gradients.
     """
 
     record: OpRecord
@@ -81,10 +81,10 @@ class GraphDryRun:
     """A run of a graph that can be undone.
 
     Attributes:
-        forward: what its forward operators have added to counters and sums.
+        forward: additions of its forward operators to counters and sums.
         sites: the operators that use leaves.
-        handle: leads to the scopes of one of them; None if no tool looks at backward operators.
-        reason: why routines have to run at each execution of the graph; "" if they need not.
+        handle: handle of one of the operators; None if no tool analyses backward operators.
+        reason: reason why routines have to run at each execution of the graph; "" without one.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class GraphDryRun:
         interceptor: Interceptor,
         sizes: SymbolicSizes | None,
     ) -> None:
-        """Note what the run may change.
+        """Save the state that the run may change.
 
         Args:
-            code: of the graph, of which :func:`reason_against` has nothing to say.
-            inputs: those of the run.
-            interceptor: that of the current thread.
-            sizes: those of the graph; None where all are the same in all runs.
+            code: code of the graph, for which :func:`reason_against` is "".
+            inputs: inputs of the run.
+            interceptor: the current thread's interceptor.
+            sizes: symbolic sizes of the graph; None without any.
         """
         self.forward: list[Deferred | Sized] = []
         self.sites: list[LeafSite] = []
@@ -123,13 +123,13 @@ class GraphDryRun:
     # -- forward ----------------------------------------------------------
 
     def note_operators(self, met: Sequence[Met], start: int, name: str, result: Any) -> None:
-        """Note what follows from the operators of one call of the graph, right after it.
+        """Note the additions and routines of the operators of one call of the graph, right after
+        it.
 
         Args:
-            met: the operators.
+            met: the operators of the call.
             start: the number of the next autograd node before it.
-            name: of its node.
-            result: what it has given.
+            name: name of the call's node.
         """
         if self._run is not None:
             self._quietly(self._run.note, name, result)
@@ -172,7 +172,8 @@ class GraphDryRun:
     def _made(
         self, make: Callable[..., Deferred], *groups: Sequence[Any] | None, meta: bool = True
     ) -> Deferred | Sized | None:
-        """The result of `make` for these tensors in any run; None if a size is not always known."""
+        """The result of `make` for these tensors in any run; None if a size is unknown in some
+        runs."""
         if self._run is None:
             return make(*groups)
         sized: Sized | None = self._run.sized(make, *groups, meta=meta)
@@ -200,8 +201,8 @@ class GraphDryRun:
         """Note the routines around an operator.
 
         Args:
-            inputs, outputs: what they get.
-            added: what they add to or call, to be added to.
+            inputs, outputs: the tensors of the operator.
+            added: list that gets their additions and calls.
         """
         begun: dict[ShapeSum, Sequence[Any]] = {}
         for action in before:
@@ -248,7 +249,7 @@ class GraphDryRun:
             outputs: of the graph.
 
         Returns:
-            Why it has not run to its end; "" if it has, or if there is none.
+            The reason why it has not run to its end; "" if it has, or if there is no backward pass.
         """
         wanted = [x for x in self._tensors if x.requires_grad]
         roots = [y for y in outputs if isinstance(y, torch.Tensor) and self._is_new(y)]
@@ -270,7 +271,7 @@ class GraphDryRun:
         with ExitStack() as stack:
             stack.enter_context(paused())
             for kind in {x.device.type for x in self._tensors}:
-                # Autograd runs a backward pass as its operators were recorded.
+                # Autograd runs a backward pass under the modes in which operators were recorded.
                 stack.enter_context(torch.autocast(kind, enabled=False))
             dispatcher.dry_run = self
             stack.callback(setattr, dispatcher, "dry_run", None)
@@ -310,7 +311,7 @@ class GraphDryRun:
     # -- afterwards -------------------------------------------------------
 
     def can_undo(self) -> bool:
-        """True if all that the run has changed is known."""
+        """True if all changes of the run are known."""
         return bool(self._quietly(self._before.is_complete))
 
     def undo(self) -> Callable[[], None]:
@@ -320,7 +321,7 @@ class GraphDryRun:
 
 
 def reason_against(code: GraphCode, inputs: Sequence[Any]) -> str:
-    """Why a graph cannot be run once more without a trace; "" if it can."""
+    """The reason why a run of a graph cannot be undone; "" if it can."""
     if not _internals.is_eager():
         return "a mode, transform or hook on saved tensors of the program is on"
     for site in code.sites:

@@ -1,13 +1,12 @@
 """The first call of compiled code, which may fail where the program does not.
 
-A compiler may make code that does not run. Therefore what the first call has changed is put back if
-it fails, and the graph runs operator by operator instead. Code with actions in it the program has
-not asked for::
+Compiled code may fail. Then the changes of its first call are undone, and the graph runs operator
+by operator instead. For code with actions::
 
     binding.function = first_call(code, function, graph, accept, refuse)
 
-An error that running operator by operator raises, too, is the program's own. Code of the graph as
-it is follows a :class:`~amanda_torch.compiled.dry_run.GraphDryRun`, whose outputs are there::
+An error that also occurs operator by operator is the program's own. Code of the unchanged graph
+follows a :class:`~amanda_torch.compiled.dry_run.GraphDryRun`, whose outputs are available::
 
     outputs, reason = run_after_dry_run(binding, dry_run, counts, code, later, interceptor, ...)
 """
@@ -34,12 +33,12 @@ def first_call(
     accept: Callable[[], None],
     refuse: Callable[[str], None],
 ) -> Callable[..., Any]:
-    """The function of a graph until its compiled code has run once.
+    """Return the function of a graph for the first run of its compiled code.
 
     Args:
         code: the compiled code.
         otherwise: runs the graph operator by operator.
-        graph: the code that `otherwise` runs.
+        graph: the graph's code, which `otherwise` runs.
         accept: called when the code has run.
         refuse: called with the reason when it has failed, and the graph has run.
     """
@@ -51,12 +50,12 @@ def first_call(
             accept()
             return result
         except Exception as error:
-            # A routine that the code has called has ended the program, and is to do so.
+            # A routine in the code ends the program.
             if notes_of(error) or not _internals.without_modes(before.is_complete):
                 raise
             _internals.without_modes(before.restore)
             reason = f"its code fails with {type(error).__name__}"
-        # Not within the handler: an error of the program's own has nothing before it.
+        # Not within the handler: an error of the program has no context.
         result = otherwise(*inputs)
         refuse(reason)
         return result
@@ -77,18 +76,18 @@ def run_after_dry_run(
     """Run a graph by the program's compiler for the first time, after a dry run.
 
     Args:
-        binding: of the graph; it still runs the graph operator by operator.
-        dry_run: which has counted the forward operators of this run.
-        counts: counts those of later ones.
-        code: what runs the graph.
-        later: what runs it from the second time on: `code`, after the modules have been entered
-            that the dry run has entered for the first run.
+        binding: binding of the graph, which still runs the graph operator by operator.
+        dry_run: the dry run, which has counted the forward operators of this run.
+        counts: counts the operators of later runs.
+        code: the compiled code.
+        later: the function for further runs: it enters the modules that the dry run has entered for
+            this one, and calls `code`.
         interceptor: that of the current thread.
-        inputs: of the graph.
+        inputs: inputs of the graph.
         dry_outputs: the outputs of the dry run.
 
     Returns:
-        The outputs, and why they were computed operator by operator; "" if they were not.
+        The outputs, and the reason if they were computed operator by operator, else "".
     """
     redo, otherwise = dry_run.undo(), binding.function
     counts.is_first = True

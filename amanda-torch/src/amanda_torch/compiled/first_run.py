@@ -1,11 +1,11 @@
 """The run of a captured graph in which its operators are intercepted, and the facts noted in it.
 
-The interceptor is on, as it is in eager mode. A :class:`CallRecord` of each call of the graph says
-what has to be done at that call in later runs::
+The interceptor is on, as in eager mode. A :class:`CallRecord` of each call of the graph has the
+facts about that call for later runs::
 
     run = NotedRun(interceptor, code, modules, is_static)
     result = run.run(inputs)
-    binding = run.binding()         # None: the next run is one of these, too
+    binding = run.binding()         # None: the next run is intercepted, too
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from amanda_torch.operators.names import Kind, kind_of
 _MODULES_NOT_FOUND = "calls of modules in captured graphs whose modules are not found"
 
 _NOT_KEPT: Any = object()
-"""Represents an operator of which the interceptor has kept nothing."""
+"""Represents an operator without a kept plan."""
 
 
 class NotedRun:
@@ -45,13 +45,13 @@ class NotedRun:
     Args:
         interceptor: that of the current thread.
         code: of the graph.
-        modules: those of the graph, by the numbers of its module calls.
-        is_static: whether all numbers in the graph are constants, sizes among them.
-        dry_run: notes the counts and calls that the operators lead to; None if it is none.
+        modules: modules of the graph, by the numbers of its module calls.
+        is_static: True if all numbers in the graph, including sizes, are constants.
+        dry_run: notes counts and calls of the operators; None if the run is no dry run.
 
     Attributes:
         is_static: True if all numbers in the graph are constants.
-        steps: what its calls have done.
+        steps: records of its calls.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class NotedRun:
             self._mark(site, entered, leaves, *args)
             return None
         met = interceptor.met = []
-        # The same in each run: Dynamo guards the mode that a graph begins in.
+        # The same in each run: Dynamo guards the initial mode of a graph.
         records = torch.is_grad_enabled()
         start = _internals.sequence_number()
         result = site.function(*args, **kwargs)
@@ -136,16 +136,16 @@ class NotedRun:
         is_exit: bool,
         tensors: Sequence[Any],
     ) -> None:
-        """Tell tools of a call of a module.
+        """Report a call of a module to tools.
 
         Args:
             entered, leaves: as of :class:`CallRecord`.
-            number, is_exit, tensors: as of :func:`_internals.module_mark`.
+            number, is_exit, tensors: see :func:`_internals.module_mark`.
         """
         interceptor, called = self._interceptor, self._called.get(number)
         frame, records = interceptor.frame, torch.is_grad_enabled()
         is_entered = site.calls[-1].key in self._entered
-        # A wrapper that ids do not name has no frame, and tools are not told of it.
+        # A wrapper without a name in ids has no frame, and is not reported.
         is_wrapper = is_entered and frame is self._parents[-1]
         if is_entered and interceptor.tells_modules and not (is_exit or is_wrapper):
             called = CalledModule(interceptor.module_path(), frame.path, _target(frame))
@@ -160,7 +160,7 @@ class NotedRun:
             interceptor.executor.claimer.dispatcher.not_seen(_MODULES_NOT_FOUND)
 
     def _is_base(self, site: CallSite) -> bool:
-        """True if a mark is for the module that has been entered before the graph."""
+        """True if a mark belongs to the module that has been entered before the graph."""
         base, module = self._base.module, self._modules.get(site.calls[0].module)
         return len(site.calls) == 1 and base is not None and base() is module
 
@@ -171,10 +171,10 @@ class NotedRun:
     # -- modules ----------------------------------------------------------
 
     def _go(self, site: CallSite) -> tuple[nn.Module, ...]:
-        """Enter the module calls of a site; those of outermost modules that were entered."""
+        """Enter the module calls of a site; return the outermost modules among them."""
         calls = [call for call in site.calls if call.module in self._modules]
         if calls and self._base.module is not None:
-            # The function that was compiled is a module's: it has been entered.
+            # The compiled function is a module's, which has been entered.
             outermost = self._modules[calls[0].module]
             if outermost is self._base.module():
                 calls = calls[1:]
@@ -197,8 +197,7 @@ class NotedRun:
             outermost.append(module)
         parent = interceptor.enter_module(module)
         if interceptor.iteration != iteration:
-            # Ids outside of modules restart: their operators are looked up again, not taken as
-            # known.
+            # Ids outside of modules restart: their operators are looked up again.
             self._base.forget_plans(interceptor.generation)
             if not self.steps:
                 self._begins = parent.children.get(id(module))
@@ -223,13 +222,14 @@ class NotedRun:
     # -- what was learned -------------------------------------------------
 
     def entering(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that enters the outermost modules that the graph calls, and runs another."""
+        """Return a function that enters the outermost modules of the graph, and calls another
+        one."""
         for step in reversed(self.steps):
             function = step.entering(self._interceptor, function, self._passes)
         return function
 
     def binding(self) -> BoundGraph | None:
-        """A binding that runs the graph from now on; None if an operator is not fully known yet."""
+        """The binding that runs the graph from now on; None if an operator has no kept plan."""
         interceptor = self._interceptor
         if self._generation != interceptor.generation or interceptor.stale:
             return None
@@ -254,19 +254,19 @@ class CallRecord:
 
     Args:
         site: the call.
-        frame: the module call that it belongs to.
+        frame: frame of the module call that it belongs to.
         entered: outermost modules that were entered before it.
-        leaves: whether it is the first one after a forward pass, of which tools are told.
-        met: the operators that the interceptor met.
-        operator: the one that it stands for; None if it stands for several.
-        is_one_output: whether it returned one tensor.
-        records: whether gradients may be recorded in it.
-        called: the call of a module that it tells tools of; None if it is another one.
+        leaves: True if it is the first call after a reported forward pass.
+        met: the operators that ran in it.
+        operator: its only operator; None for several.
+        is_one_output: True if it returned one tensor.
+        records: True if gradients may be recorded in it.
+        called: the call of a module that it reports; None for other calls.
 
     Attributes:
-        name: of the call's node.
+        name: name of its node.
         frame: the module call that it belongs to.
-        begun: the module calls that have begun since the last operator.
+        begun: module calls that have begun since the last operator.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class CallRecord:
         self.frame = frame
         self._entered = [weakref.ref(module) for module in entered]
         self._leaves = leaves
-        # Read now: an id that occurs again in an iteration of the same run gets a new entry.
+        # Read now: an id that occurs again in the run, in another iteration, gets a new entry.
         self._knowns = [cell[count] if count < len(cell) else _NOT_KEPT for cell, count, *_ in met]
         self._is_one_output = is_one_output
         self._operator = operator
@@ -296,26 +296,26 @@ class CallRecord:
 
     @property
     def enters(self) -> bool:
-        """True if outermost modules were entered before it."""
+        """True if it enters outermost modules."""
         return bool(self._entered)
 
     def is_known(self) -> bool:
-        """True if the interceptor knows how to run each of its operators."""
+        """True if the interceptor has kept the plans of its operators."""
         return all(known is None or isinstance(known, KnownOp) for known in self._knowns)
 
     def acts(self) -> bool:
-        """True if one of its operators does not run plainly vanilla.
+        """True if one of its operators has actions.
 
-        An operator with backward actions only runs vanilla where no gradient is recorded.
+        An operator that has only backward actions runs vanilla if no gradient is recorded.
         """
         return any(known is not None and (self.records or known.around) for known in self._knowns)
 
     def only_follows(self) -> bool:
-        """True if no routine at its forward operators keeps the graph from its compiler."""
+        """True if all routines at its forward operators can run after the compiled graph."""
         return not self.acts() or (self._operator is not None and only_follows(self._plan()))
 
     def reason_against(self, compiler: str) -> str:
-        """Why what it does cannot be compiled; "" if it can.
+        """The reason why it cannot be compiled with its actions; "" if it can.
 
         Args:
             compiler: its name.
@@ -332,7 +332,7 @@ class CallRecord:
         return reason
 
     def _has_gradients(self) -> bool:
-        """True if there is something to do at its backward operators, or at its gradients."""
+        """True if there are actions at its backward operators, or on its gradients."""
         plan = self._plan()
         return self.records and (plan.claims or plan.acts_on_gradients)
 
@@ -362,11 +362,11 @@ class CallRecord:
         is_intercepted: bool,
         before: CallRecord | None,
     ) -> Callable[..., Any]:
-        """The function that does the same in later runs.
+        """Return the function for this call in later runs.
 
         Args:
-            passes: tells tools of the forward passes that begin and end before it.
-            is_intercepted: whether the interceptor is on, and has to know the module call.
+            passes: reports the forward passes that begin and end before it.
+            is_intercepted: True if the interceptor is on, and its frame has to be set.
             before: the call before it; None for the first one.
         """
         found = self._site.function
@@ -397,7 +397,7 @@ def _target(frame: Frame) -> weakref.ref[nn.Module]:
 def _marking(
     interceptor: Interceptor, called: CalledModule, frame: Frame, passes: Passes
 ) -> Callable[..., Any]:
-    """Tells tools of a call of a module."""
+    """Return a function that reports a call of a module to tools."""
 
     def step(number: int, is_exit: bool, tensors: Sequence[Any]) -> None:
         interceptor.go_to(frame)
@@ -409,7 +409,8 @@ def _marking(
 def _in_frame(
     interceptor: Interceptor, function: Callable[..., Any], frame: Frame, begun: Sequence[Frame]
 ) -> Callable[..., Any]:
-    """Calls a function in a module call, after those in `begun` have begun."""
+    """Return a function that calls another one in a module's frame, after the calls in `begun` have
+    begun."""
     cells = frame.cells
 
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -423,7 +424,7 @@ def _in_frame(
 
 
 def _intercepted(interceptor: Interceptor, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Runs a graph with the interceptor on."""
+    """Return a function that runs a graph with the interceptor on."""
 
     def run(*inputs: Any) -> Any:
         interceptor.enter()
@@ -441,7 +442,7 @@ def _entering(
     entered: Sequence[weakref.ref[nn.Module]],
     passes: Passes,
 ) -> Callable[..., Any]:
-    """Enters outermost modules first, with which an iteration may begin."""
+    """Return a function that first enters outermost modules, with which an iteration may begin."""
 
     def step(*args: Any, **kwargs: Any) -> Any:
         for reference in entered:
@@ -455,7 +456,7 @@ def _entering(
 
 
 def _leaving(function: Any, passes: Passes) -> Callable[..., Any]:
-    """Ends a forward pass first."""
+    """Return a function that first ends a forward pass."""
 
     def step(*args: Any, **kwargs: Any) -> Any:
         passes.end()

@@ -2,15 +2,15 @@
 
 A compiler such as inductor traces the forward and the backward pass of a graph together: it runs
 the graph with autograd on, and then autograd's backward pass, whose operators are recorded. So the
-autograd nodes are there while it traces. A :class:`JointOp` finds the nodes of one operator, as
-the eager driver does, and hooks them: what the hooks compute becomes a part of the compiled
+autograd nodes exist while it traces. A :class:`JointOp` finds the nodes of one operator, as the
+eager driver does, and hooks them: the computations of the hooks become a part of the compiled
 backward pass::
 
     site = JointOp(plan, known, nodes, places)
     node.target = site.traced(node.target, routine, numbers)
 
-The ids of the backward operators, and their actions, are those that the eager driver has found in
-the runs before. Counters leave nothing in the code: see :class:`RunCounts`.
+The ids and actions of the backward operators are known from earlier, eager runs. Counters are no
+part of the code: see :class:`RunCounts`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from amanda_torch.autograd.claims import Claimer
 from amanda_torch.autograd.executions import Past
 from amanda_torch.autograd.functions import TracedGradients, TracedOperator
 from amanda_torch.autograd.gradient_graphs import KnownGradients
-from amanda_torch.autograd.hooks import nothing_flows
+from amanda_torch.autograd.hooks import all_none
 from amanda_torch.autograd.leaves import note_reached
 from amanda_torch.autograd.nodes import is_accumulation, new_nodes, node_name
 from amanda_torch.autograd.whole_operator import gather_inputs
@@ -48,16 +48,16 @@ JOINT_COMPILERS = frozenset({"inductor", "aot_eager", "aot_eager_decomp_partitio
 """The compilers that trace the backward pass with the forward pass."""
 
 Routine = Callable[..., Sequence[Any]]
-"""A routine as the code calls it: it returns a tensor for each one that it gets."""
+"""A routine as the code calls it: a function that returns a tensor for each argument."""
 
 
 class OtherNodesError(Exception):
-    """The compiler makes other backward operators of an operator than eager mode."""
+    """The compiler makes other backward operators than eager mode."""
 
 
 def other_nodes_said(error: BaseException) -> str:
     """The text of an :class:`OtherNodesError`; "" for another error."""
-    # Compilers wrap what is raised while they trace, and add to its text.
+    # Compilers wrap errors while they trace, and extend the text.
     found: BaseException | None = error
     while found is not None and not isinstance(found, OtherNodesError):
         found = found.__cause__ or found.__context__ or getattr(found, "inner_exception", None)
@@ -65,7 +65,7 @@ def other_nodes_said(error: BaseException) -> str:
 
 
 def is_deferred(action: Action) -> bool:
-    """True if a routine is counted when the compiled code has run: it is in no code."""
+    """True if a routine is no part of the code: it is counted when the compiled code has run."""
     return lowered(action).kind is StepKind.COUNT
 
 
@@ -77,7 +77,7 @@ class LearnedNode:
     """One backward operator.
 
     Attributes:
-        name: of its autograd node.
+        name: name of its autograd node.
         before, after: the actions on it.
     """
 
@@ -91,7 +91,7 @@ class LearnedNode:
 
 
 def learned(plan: ActionPlan, gradients: KnownGradients) -> Sequence[LearnedNode] | None:
-    """The backward operators of an operator; None as long as analyses of them are pending."""
+    """The backward operators of an operator; None while analyses of them are pending."""
     if not plan.claims:
         return ()
     graph = gradients.graph
@@ -100,7 +100,7 @@ def learned(plan: ActionPlan, gradients: KnownGradients) -> Sequence[LearnedNode
             return None
         pairs = list(zip(graph.shape.names, graph.hooks, strict=True))
     else:
-        # One whose nodes are all hooked at once: that of a view, for instance.
+        # An operator whose nodes are all hooked at once, such as a view.
         pairs = [(hooks.name, hooks) for hooks in gradients.hooks.values()]
         pairs = [pair for pair in pairs if pair[0] != "AccumulateGrad"]
         if not gradients.hooks:
@@ -122,11 +122,11 @@ def reason_against_gradients(
     compiler: str,
     is_traceable: Callable[[Action], bool],
 ) -> str:
-    """Why what tools do with an operator's gradients cannot be compiled; "" if it can.
+    """The reason why the actions on an operator's gradients cannot be compiled; "" if they can.
 
     Args:
         name: of the operator.
-        nodes: what :func:`learned` gives, as far as it is known.
+        nodes: result of :func:`learned`.
         compiler: its name.
     """
     if compiler not in JOINT_COMPILERS:
@@ -149,12 +149,12 @@ def reason_against_gradients(
 
 @attrs.frozen
 class LeafSite:
-    """An operator that uses leaves, in code into which nothing is written.
+    """An operator that uses leaves, in code without written actions.
 
     Attributes:
         gradients: what is known of its backward operators.
         leaves: the numbers of the leaves among the inputs of the graph.
-        past: its tensors in the run for analyses.
+        past: its tensors in the run, for analyses.
     """
 
     gradients: KnownGradients
@@ -168,18 +168,18 @@ class OtherBackwardError(Exception):
 
 
 class RunCounts:
-    """The counts to add when compiled code has run, and when its backward pass has.
+    """The additions to counters after compiled code, and after its backward pass.
 
     Args:
-        claimer: hooks the accumulations of leaves, which are not part of the code.
+        claimer: hooks the accumulations of leaves, which are no part of the code.
 
     Attributes:
-        forward: what forward operators add to; not changed any more when the code has run.
-        by_size: what they add to where sizes are symbolic; None elsewhere.
+        forward: additions of forward operators; constant once the code has run.
+        by_size: their additions by symbolic sizes; None without symbolic sizes.
         sites: the operators with backward operators.
-        backward: what backward operators add to, beside the counters of the sites.
-        handle: leads to the scopes in which these are counted.
-        is_first: whether the next run is the first one, whose forward operators have been counted.
+        backward: additions of backward operators, beside the counters of the sites.
+        handle: handle of the scopes in which these are counted.
+        is_first: True before the first run, whose forward operators have been counted.
     """
 
     def __init__(self, claimer: Claimer) -> None:
@@ -195,7 +195,7 @@ class RunCounts:
         """Run the code.
 
         Args:
-            iteration: that of the thread.
+            iteration: the thread's iteration.
         """
         start = _internals.sequence_number()
         result = function(*inputs)
@@ -211,7 +211,7 @@ class RunCounts:
     def _hook_all(
         self, result: Any, inputs: Sequence[Any], start: int, iteration: int, is_first: bool
     ) -> None:
-        """Hook the compiled backward pass of a run, and the leaves that it leads to."""
+        """Hook the compiled backward pass of a run, and the accumulations of leaves behind it."""
         outputs = tensors_of(result)
         made = new_nodes(outputs, start)
         nodes = [node for node in made if _internals.is_compiled_backward(node)]
@@ -236,7 +236,7 @@ class RunCounts:
                 past = functools.partial(getattr, site, "past")
                 reached += claimer.claim_leaves(used, site.gradients, iteration, past)
         if reached:
-            # An accumulation may be in it twice, of operators that share a leaf.
+            # An accumulation may be listed twice, if operators share a leaf.
             node.register_prehook(functools.partial(note_reached, reached))
 
 
@@ -257,15 +257,15 @@ class JointOp:
     Args:
         plan: its actions.
         gradients: what is known of its backward operators.
-        nodes: these; None where no tool looks at them.
-        places: where its inputs are.
+        nodes: these; None if no tool analyses them.
+        places: places of its inputs.
 
     Attributes:
         gradients: what is known of its backward operators.
         keywords: the keyword arguments of its routines, in order: the code gets tensors for them.
-        counters: what the compiled backward pass counts.
-        leaves: which inputs of the graph have accumulations that may belong to it.
-        past: None, for no analysis of these is pending.
+        counters: counters of the compiled backward pass.
+        leaves: numbers of the graph's inputs whose accumulations may belong to it.
+        past: None: no analysis of these is pending.
     """
 
     def __init__(
@@ -300,13 +300,13 @@ class JointOp:
     ) -> Callable[..., Any]:
         """The function that the graph calls in place of the operator.
 
-        It gets the keyword arguments of routines, and the inputs of the graph that the operator
-        has, before the operator's arguments.
+        Its first arguments are the keyword arguments of routines, and the operator's inputs that
+        are inputs of the graph.
 
         Args:
             function: the operator's.
             routine: makes the function by which code calls a routine.
-            numbers: which inputs of the graph are given.
+            numbers: the numbers of these inputs of the graph.
         """
         routines = {id(action): routine(action) for action in self._actions}
 
@@ -323,7 +323,7 @@ class JointOp:
             result = self._run(function, args, kwargs, bound)
             if self._nodes is not None:
                 leaves = self._claim(tensors_of(result), start, bound)
-                # An input may be no leaf where the code runs: there this is found out.
+                # An input may be no leaf in a run of the code, which checks it.
                 known = {x.grad_fn: number for x, number in zip(given, numbers, strict=True)}
                 self.leaves = [known[node] for node in leaves if node in known]
             return result
@@ -370,7 +370,7 @@ class JointOp:
         outputs: Sequence[Any],
         bound: Mapping[int, Routine],
     ) -> list[Any]:
-        """The outputs, whose gradients a tool takes to those of the inputs."""
+        """The outputs, whose gradients a tool's replacement propagates to the inputs."""
         positions = [i for i, value in enumerate(values) if value is not None]
 
         def vjp(gradients: list[Any]) -> list[Any]:
@@ -391,18 +391,19 @@ class JointOp:
     # -- its backward operators -------------------------------------------
 
     def _claim(self, outputs: Sequence[Any], start: int, bound: Mapping[int, Routine]) -> list[Any]:
-        """Hook its autograd nodes; those of inputs of the graph that they lead to.
+        """Hook its autograd nodes; return the nodes of inputs of the graph behind them.
 
         Raises:
-            OtherNodesError: they are others than in eager mode.
+            OtherNodesError: they differ from those in eager mode.
         """
         assert self._nodes is not None
         every = new_nodes(outputs, start)
         nodes = [node for node in every if not _is_end(node)]
-        # The trace may be begun several times.
+        # A compiler may begin the trace several times.
         counters = self.counters = []
         if not self._nodes:
-            # Compilers copy what eager mode returns as it is: dropout does in eval mode.
+            # Compilers copy tensors that eager mode returns as they are, as by dropout in eval
+            # mode.
             nodes = []
         if len(nodes) != len(self._nodes):
             self._say_other(nodes)
@@ -422,7 +423,7 @@ class JointOp:
 
 
 def _is_end(node: Any) -> bool:
-    """True if it is what a compiler has for an input of the graph while it traces."""
+    """True if a node is a compiler's stand-in for an input of the graph."""
     return is_accumulation(node) or _internals.stands_for_leaf(node)
 
 
@@ -434,13 +435,13 @@ def _hook(
     after = [action for action in known.after if not is_deferred(action)]
 
     def on_begin(grad_outputs: tuple[Any, ...]) -> Any:
-        if nothing_flows(grad_outputs):
+        if all_none(grad_outputs):
             return None
         counters.extend(counted)  # type: ignore[arg-type]
         return tuple(_changed(before, bound, list(grad_outputs))) if before else None
 
     def on_end(grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
-        if nothing_flows(grad_outputs):
+        if all_none(grad_outputs):
             return None
         return tuple(_changed(after, bound, list(grad_inputs)))
 
@@ -463,7 +464,7 @@ def _changed(
 
 
 def _supplied(action: Action, result: Any, count: int) -> list[Any]:
-    """The gradients that a replacement supplies for so many inputs.
+    """The gradients that a replacement supplies for `count` inputs.
 
     Raises:
         RoutineResultError: their number is wrong.

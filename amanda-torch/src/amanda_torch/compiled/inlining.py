@@ -1,8 +1,8 @@
 """Writes the actions on a captured graph into a copy of it, which a compiler then compiles.
 
-Traceable routines become a part of compiled code: functions of tensors, of the selected ones and of
-those given as keyword arguments. :func:`reason_against` says why the actions on an operator cannot
-be compiled::
+Traceable routines become a part of compiled code, as functions of the selected tensors and of
+keyword arguments. :func:`reason_against` gives the reason why the actions on an operator cannot be
+compiled::
 
     if not any(reason_against(plan, is_one_output) for plan, is_one_output in ...):
         copy = Writer(dispatcher, module).write({"linear": OpActions(plan, operator)})
@@ -42,8 +42,8 @@ class OpActions:
     Attributes:
         plan: the actions.
         operator: what its node runs.
-        gradients: what is known of its backward operators; None where there is nothing to do.
-        nodes: these, as far as a tool looks at them.
+        gradients: facts about its backward operators; None without actions on them.
+        nodes: the backward operators that a tool analyses.
     """
 
     plan: ActionPlan
@@ -53,10 +53,10 @@ class OpActions:
 
 
 def reason_against(plan: ActionPlan, is_one_output: bool) -> str:
-    """Why the actions on an operator cannot be compiled with it; "" if they can.
+    """The reason why the actions on an operator cannot be compiled with it; "" if they can.
 
     Args:
-        is_one_output: whether it returns one tensor.
+        is_one_output: True if it returns one tensor.
     """
     if refused := _refused(plan):
         return f"{min(refused, key=_can_follow).routine} is not traceable"
@@ -81,7 +81,7 @@ def _refused(plan: ActionPlan) -> list[Action]:
 
 
 def _can_follow(action: Action) -> bool:
-    """True if a routine may run after the whole graph, provided that all others do."""
+    """True if a routine may run after the whole graph, if all others do."""
     kind = lowered(action).kind
     is_added_up = kind is StepKind.COUNT or kind is StepKind.SHAPE_SUM
     return is_added_up or is_marked_deferrable(action.func)
@@ -94,15 +94,15 @@ def is_traceable(action: Action) -> bool:
 
 
 class CompiledCode:
-    """Compiled code of a graph with actions, whose errors say which routine has raised them.
+    """Compiled code of a graph with actions; errors of routines get notes that name them.
 
     Args:
         function: the code.
-        written: a copy of the graph that it was made of: compilers change what they are given.
+        written: a copy of the graph that it was made of: compilers change their input.
         compiler: its name.
-        routines: the names of those in it.
-        counts: what is to be done when it has run.
-        interceptor: that of the thread.
+        routines: names of the routines in it.
+        counts: additions after its run.
+        interceptor: the thread's interceptor.
     """
 
     def __init__(
@@ -131,18 +131,18 @@ class CompiledCode:
             raise
 
     def run(self, inputs: Sequence[Any]) -> Any:
-        """Run the code; what it raises says nothing of routines that were compiled."""
+        """Run the code; its errors do not name compiled routines."""
         interceptor = self._interceptor
         muted = interceptor.muted
         try:
-            # Graphs that a compiler has made may be called as modules.
+            # Compiled graphs may be called as modules.
             interceptor.muted = muted + 1
             return self._counts.run(self._function, inputs, interceptor.iteration)
         finally:
             interceptor.muted = muted
 
     def _explain(self, error: Exception, inputs: Sequence[Any]) -> None:
-        """Run the graph as it was written, on copies, for the notes of the error in it.
+        """Run the written graph on copies of inputs, for the notes of its error.
 
         Nothing of this is seen by the program.
         """
@@ -151,7 +151,7 @@ class CompiledCode:
             copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
             _internals.without_gradients(self._written, *copies)
         except Exception as found:
-            # One without notes is the program's own.
+            # An error without notes is the program's own.
             for text in notes_of(found):
                 error.add_note(text)
         else:
@@ -244,8 +244,8 @@ class Writer:
         self._counts.sites.append(site)
 
     def _after(self, action: Action, last: fx.Node, written: fx.Node) -> tuple[fx.Node, fx.Node]:
-        """Write a routine behind what is written; the operator's result then, and the last node."""
-        # Nodes are written one after the other before a mark, or they would come out reversed.
+        """Write a routine after the last node; return the operator's result, and the last node."""
+        # Nodes are written before a mark, or their order would be reversed.
         with self._graph.inserting_after(written):
             mark = self._graph.call_function(_nothing)
         users = list(last.users)
@@ -260,7 +260,7 @@ class Writer:
         return last, written
 
     def _call(self, action: Action, values: Sequence[Any]) -> list[tuple[int, fx.Node]]:
-        """Write the call of a routine; the positions of its results and their nodes."""
+        """Write the call of a routine; return the positions of its results, and their nodes."""
         if is_deferred(action):
             self._counts.forward = [*self._counts.forward, action.func]
             return []
@@ -275,7 +275,7 @@ class Writer:
         ]
 
     def _keywords(self, action: Action) -> dict[str, Any]:
-        """A routine's keyword arguments for the graph: tensors become buffers of it."""
+        """A routine's keyword arguments in the graph: tensors become its buffers."""
         return self._mapped(action.kwargs)
 
     def _mapped(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -301,8 +301,8 @@ def _gradient_routine(dispatcher: Dispatcher, action: Action) -> Callable[..., A
 def _routine(dispatcher: Dispatcher, action: Action) -> Callable[..., Any]:
     """The function by which the graph calls a routine.
 
-    It returns a tuple with one tensor for each selected one: the routine's, or the selected one
-    itself. The gradient of an isolated routine passes straight through.
+    It returns a tuple with one tensor for each selected tensor: the routine's result, or the
+    selected tensor. The gradient of an isolated routine passes straight through.
     """
 
     def amanda_routine(*tensors: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -324,9 +324,10 @@ def _routine(dispatcher: Dispatcher, action: Action) -> Callable[..., Any]:
 
 
 def _name(error: Exception, action: Action) -> None:
-    """Note the routine that has raised while it was traced, or looked for.
+    """Add a note with the routine that has raised, while it is traced or identified.
 
-    No driver is told, as by :func:`amanda.engine.notes.note`: it may not reach the program.
+    Drivers are not notified, as by :func:`amanda.engine.notes.note`: the error may not reach the
+    program.
     """
     error.add_note(printable(f"amanda: raised in {action.routine} at op {action.op_id}"))
 

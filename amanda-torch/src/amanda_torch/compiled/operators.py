@@ -1,4 +1,5 @@
-"""The one operator that a call in a graph runs, and its arguments made from those of the call.
+"""The single operator that a call in a graph runs, with its arguments derived from those of the
+call.
 
 A graph may call a function of PyTorch that is written in Python, ``F.layer_norm(x, (3,))``, which
 runs one operator, ``torch.layer_norm(x, (3,), None, None, 1e-05, True)``, and returns its result::
@@ -24,7 +25,7 @@ _CONSTANTS = (bool, int, float, complex, str, type(None))
 
 @attrs.frozen
 class Argument:
-    """Where an argument of an operator comes from.
+    """The source of an operator's argument.
 
     Attributes:
         key: the position or keyword of the call's argument that it is; None for a constant.
@@ -43,13 +44,13 @@ class Argument:
 
 @attrs.frozen
 class Operator:
-    """The one operator that a call runs.
+    """The single operator that a call runs.
 
     Attributes:
         func: its function.
-        key: what declares its parameters, if not `func`.
-        args, kwargs: where they come from.
-        places: where its inputs sit in its arguments.
+        key: the object that declares its parameters, if not `func`.
+        args, kwargs: sources of its arguments.
+        places: places of its inputs among its arguments.
     """
 
     func: Any
@@ -67,12 +68,13 @@ class Operator:
         result: Any,
         is_static: bool,
     ) -> Self | None:
-        """The operator of a call that has just been run; None if it is not one that is called so.
+        """The operator of a call that has just run; None if the call runs no single operator with
+        such arguments.
 
         Args:
-            met: the operators that the interceptor met.
-            args, kwargs, result: of the call.
-            is_static: whether numbers are the same in all runs.
+            met: the operators that have run in the call.
+            args, kwargs, result: arguments and result of the call.
+            is_static: True if numbers are the same in all runs.
         """
         if len(met) != 1:
             return None
@@ -106,10 +108,10 @@ class Operator:
 def _source(
     value: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_static: bool
 ) -> Argument | None:
-    """Where an argument comes from; None if that is not sure."""
+    """The source of an argument; None if it is ambiguous."""
     if isinstance(value, _CONSTANTS):
-        # Equal numbers may be one object: where a size is symbolic, it may by chance be another
-        # argument, or the function has computed the number of it.
+        # Equal numbers may be one object: with symbolic sizes a number may equal another argument
+        # by chance, or be computed from it.
         is_sure = is_static or not isinstance(value, (int, float)) or isinstance(value, bool)
         return Argument(None, value) if is_sure else None
     for position, item in enumerate(args):
@@ -118,7 +120,7 @@ def _source(
     for name, item in kwargs.items():
         if item is value:
             return Argument(name)
-    # Sizes, which a function of PyTorch has made a list of.
+    # Sizes that a function of PyTorch has put into a list.
     is_list = is_static and isinstance(value, (list, tuple))
     if is_list and all(isinstance(item, _CONSTANTS) for item in value):
         return Argument(None, value)

@@ -1,7 +1,7 @@
 """The forward passes within a captured graph: calls of outermost modules in a compiled function.
 
-A graph has the operators of modules, not their calls. If tools have routines at passes or
-iterations, these are reported around the operators::
+A graph contains the operators of modules, not their calls. If tools have routines at passes or
+iterations, forward passes are reported around the operators::
 
     passes = Passes(interceptor)
     passes.begin(module)        # its call has been entered
@@ -37,9 +37,9 @@ class Passes:
         interceptor: that of the thread.
 
     Attributes:
-        begun: the pass that has begun, and the scopes that have been told; None without one.
-        entered: the modules that have been called, with what they were given.
-        outputs: which outputs of the graph belong to forward passes.
+        begun: the running pass, and the notified scopes; None without one.
+        entered: the running modules, with their inputs.
+        outputs: numbers of the graph's outputs that belong to forward passes.
     """
 
     def __init__(self, interceptor: Interceptor) -> None:
@@ -50,10 +50,10 @@ class Passes:
         self.entered: list[tuple[CalledModule, Sequence[Any]]] = []
 
     def begin(self, module: nn.Module) -> None:
-        """The call of an outermost module has been entered: the pass begins, if it is reported to a
-        tool.
+        """Begin the pass of an outermost module that has been entered, if a tool has routines for
+        it.
 
-        The pass before it ends, if it has not.
+        A running pass ends first.
         """
         self.end()
         interceptor = self._interceptor
@@ -67,7 +67,7 @@ class Passes:
         dispatcher.points.forward_begins(scopes, model, trains, facts=facts)
 
     def end(self, failed: bool = False) -> None:
-        """Tell of the end of the forward pass, if one has begun."""
+        """Report the end of the forward pass, if one runs."""
         begun, self.begun = self.begun, None
         if begun is None:
             return
@@ -78,7 +78,7 @@ class Passes:
         self._dispatcher.points.forward_ends(*begun, failed)
 
     def give_up(self) -> None:
-        """End it, and the calls in it, where the run has raised; harmless where it has not."""
+        """End the running pass, and the calls in it, after the run has raised; else do nothing."""
         while self.entered:
             self.leave(None)
         self.end(failed=True)
@@ -86,10 +86,10 @@ class Passes:
     # -- calls of modules, where tools have routines at them ---------------
 
     def mark(self, called: CalledModule, is_exit: bool, tensors: Sequence[Any]) -> None:
-        """A module is called, or has returned.
+        """Report that a module is called, or has returned.
 
         Args:
-            tensors: what it is given, or has returned.
+            tensors: its inputs or outputs.
         """
         if is_exit:
             self.leave(tensors)
@@ -98,7 +98,8 @@ class Passes:
         called.tell(self._dispatcher, Point.MODULE_ENTRY, tensors, None)
 
     def leave(self, outputs: Sequence[Any] | None) -> None:
-        """The innermost module has returned; or raised, for None."""
+        """Report that the innermost module has returned; None for `outputs` means that it has
+        raised."""
         called, inputs = self.entered.pop()
         called.tell(self._dispatcher, Point.MODULE_EXIT, inputs, outputs)
 
@@ -111,18 +112,19 @@ class Passes:
     def note_computed(self, result: Any) -> None:
         """Note the outputs of an operator within a pass, in the first run.
 
-        Of what the model returns, the graph does not tell it.
+        The graph does not tell which outputs a model returns.
         """
         if isinstance(result, torch.Tensor):
             self._computed.append(Reference(result, nothing))
 
     def learn_outputs(self, outputs: Sequence[Any]) -> None:
-        """Learn in the first run which outputs of the graph belong to forward passes."""
+        """Find out in the first run which outputs of the graph belong to forward passes."""
         if self._interceptor.tells:
             is_result = self._interceptor.is_result
             self.outputs = [i for i, output in enumerate(outputs) if is_result([output])]
 
     def note_outputs(self, outputs: Sequence[Any]) -> None:
-        """Note them, in a later run: operators that follow are told by them from others."""
+        """Note the results of forward passes in a later run: the phases of later operators depend
+        on them."""
         if self.outputs:
             self._interceptor.note_results([outputs[i] for i in self.outputs])

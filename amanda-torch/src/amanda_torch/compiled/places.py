@@ -1,4 +1,4 @@
-"""Which modules the operators of a captured graph belong to.
+"""Finds the modules that the operators of a captured graph belong to.
 
 Dynamo notes for each node the module calls that it was captured in: the number of the module
 object (``140342625286672@1`` in its second call), and an expression that leads to it,
@@ -33,10 +33,10 @@ _CONSTANT = re.compile(r", ('[^']*'|\"[^\"]*\"|-?\d+)\)")
 _NTH_KEY = re.compile(r", list\(dict\.keys\(.*?\)\)\[(\d+)\]\)")
 
 Step = Callable[[Any], Any]
-"""Gives an attribute of an object, an item, or what a weak reference holds."""
+"""Function that returns an attribute of an object, an item, or the target of a weak reference."""
 
 Path = tuple[tuple[str, str], Sequence[Step]]
-"""The root of an expression, and what leads on from there."""
+"""The root of an expression, and the steps from there."""
 
 
 @attrs.frozen
@@ -44,8 +44,8 @@ class CapturedCall:
     """A call of a module within the graph.
 
     Attributes:
-        key: tells it from the other calls of the module.
-        module: tells the module from the others.
+        key: identifies the call among those of the module.
+        module: identifies the module.
     """
 
     key: str
@@ -59,7 +59,7 @@ def calls_of(node: fx.Node) -> tuple[CapturedCall, ...]:
 
 
 _MADE: weakref.WeakValueDictionary[tuple[type, int], nn.Module] = weakref.WeakValueDictionary()
-"""Modules that stand for those that captured code makes, by class and number within a graph."""
+"""Stand-ins for modules that captured code creates, by class and number within a graph."""
 
 
 class ModuleFinder:
@@ -82,16 +82,16 @@ class ModuleFinder:
 
     @property
     def has_roots(self) -> bool:
-        """True if a module of the graph is found by a variable."""
+        """True if some module of the graph is found from a variable."""
         return bool(self._roots)
 
     def roots(
         self, local_variables: Mapping[str, Any], global_variables: Mapping[str, Any]
     ) -> list[Any]:
-        """The objects that the expressions begin with.
+        """The objects at which the expressions begin.
 
         Args:
-            local_variables, global_variables: of the function that runs the graph.
+            local_variables, global_variables: variables of the function that runs the graph.
         """
         return [
             (local_variables if scope == "L" else global_variables).get(name)
@@ -102,7 +102,7 @@ class ModuleFinder:
         """The modules that can be found, by :attr:`CapturedCall.module`.
 
         Args:
-            roots: as :meth:`roots` gives them.
+            roots: result of :meth:`roots`.
         """
         found = dict(self._made)
         for key, path in self._paths.items():
@@ -113,7 +113,7 @@ class ModuleFinder:
 
 
 def _stand_in(cls: type[nn.Module], number: int) -> nn.Module:
-    """A module of a class, which has nothing of it but its name; all graphs share it."""
+    """A stand-in for a module, with only the name of its class; all graphs share it."""
     module = _MADE.get((cls, number))
     if module is None:
         module = _MADE[cls, number] = cls.__new__(cls)
@@ -122,19 +122,19 @@ def _stand_in(cls: type[nn.Module], number: int) -> nn.Module:
 
 
 def _parsed(text: str) -> Path | None:
-    """Parse an expression of Dynamo's; None for one of another form."""
+    """Parse an expression of Dynamo's; None for an unknown form."""
     found = _expression(text, 0)
     return None if found is None or found[1] != len(text) else found[0]
 
 
 def _expression(text: str, position: int) -> tuple[Path, int] | None:
-    """The expression that begins at a position, and where it ends."""
+    """The expression that begins at a position, and the position of its end."""
     root, function = _ROOT.match(text, position), _FUNCTION.match(text, position)
     steps: list[Step] = []
     if root is not None:
         first, position = (root[1], root[3]), root.end()
     else:
-        # Of classes with names of their own for attributes, or with methods for items.
+        # For classes with other names of attributes, or with methods for items.
         inner = None if function is None else _expression(text, function.end())
         if function is None or inner is None:
             return None
@@ -154,7 +154,7 @@ def _expression(text: str, position: int) -> tuple[Path, int] | None:
 
 
 def _argument(text: str, position: int, is_name: bool) -> tuple[Step, int] | None:
-    """The step of a function with its second argument, which begins at a position."""
+    """The step of a function by its second argument, which begins at a position."""
     if (found := _CONSTANT.match(text, position)) is not None:
         value = ast.literal_eval(found[1])
         return operator.attrgetter(value) if is_name else operator.itemgetter(value), found.end()
@@ -172,7 +172,7 @@ def _step(found: re.Match[str]) -> Step:
 
 
 def _referent(reference: Any) -> Any:
-    # Dynamo's graphs have no other calls on the way; nothing of the program's is called.
+    # Dynamo's expressions have no other calls; no code of the program is called.
     return reference() if isinstance(reference, weakref.ref) else None
 
 

@@ -24,8 +24,8 @@ class SavedState:
     """The tensors of a graph, and the generators of random numbers, before a run.
 
     Args:
-        code: of the graph.
-        inputs: of the run.
+        code: code of the graph.
+        inputs: inputs of the run.
     """
 
     def __init__(self, code: GraphCode, inputs: Sequence[Any]) -> None:
@@ -48,14 +48,14 @@ class SavedState:
         self._states = [get() for get, _ in self._generators]
 
     def is_complete(self) -> bool:
-        """True if all can be put back that has changed since."""
+        """True if all changes can be undone."""
         if self._unused != _internals.unused_accelerator():
-            # The run has begun to use it, and may have drawn numbers there.
+            # The run has begun to use the generator, and may have drawn numbers.
             return False
         return all(n in self._copies and not _overlaps(self._tensors[n]) for n in self._changed())
 
     def restore(self) -> Callable[[], None]:
-        """Undo all changes; returns a function that applies them again, whatever has changed
+        """Undo all changes; return a function that applies them again, whatever has changed
         meanwhile."""
         changed = {number: _copied(self._tensors[number]) for number in self._changed()}
         versions = [_version(tensor) for tensor in self._tensors]
@@ -72,7 +72,7 @@ class SavedState:
     ) -> None:
         for number, value in values.items():
             tensor, version = self._tensors[number], versions[number]
-            # -0.0 equals 0.0: what the version counts is put back without a comparison.
+            # -0.0 equals 0.0: changes that the version counts are undone without a comparison.
             is_counted = version is None or _version(tensor) != version
             if is_counted or not torch.equal(tensor, value):
                 _internals.without_gradients(tensor.copy_, value)
@@ -87,7 +87,7 @@ class SavedState:
             if version is None or _version(tensor) != version:
                 yield number
             elif copy is not None and not torch.equal(tensor, copy):
-                # Batch normalisation changes its statistics without counting it.
+                # Batch normalisation changes its statistics without a new version.
                 yield number
 
 
@@ -109,6 +109,6 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """True if elements share memory, so that nothing can be written."""
+    """True if elements share memory, so that the tensor cannot be written."""
     sized = zip(tensor.shape, tensor.stride(), strict=True)
     return any(size > 1 and stride == 0 for size, stride in sized)

@@ -1,7 +1,7 @@
-"""The tensors of a graph's operators where sizes are symbolic, from those of the graph's inputs.
+"""The shapes of tensors in a graph with symbolic sizes, computed from the graph's inputs.
 
-Dynamo notes of each node what it gives, with sizes that are expressions of symbols; the values of
-symbols are sizes of the inputs, or inputs::
+Dynamo notes the result of each node, with sizes that are expressions of symbols; the values of
+symbols are inputs, or sizes of inputs::
 
     sizes = SymbolicSizes(graph)
     run = sizes.note_run(inputs, held)
@@ -32,7 +32,7 @@ class SymbolicSpec:
 
     Attributes:
         shape: numbers and expressions.
-        dtype, device: of the tensor.
+        dtype, device: those of the tensor.
     """
 
     shape: Sequence[Any]
@@ -40,10 +40,11 @@ class SymbolicSpec:
     device: torch.device
 
     def of(self, values: dict[Any, int], *, meta: bool) -> torch.Tensor:
-        """The description for these values of the symbols.
+        """A tensor without values, for these values of the symbols.
 
         Args:
-            meta: on the device ``meta``, and not one that tells its own device.
+            meta: True for a tensor on the device ``meta``, False for a description with its own
+                device.
         """
         made = torch.empty(self.shape_of(values), dtype=self.dtype, device="meta")
         return made if meta else _internals.valueless(made, self.device)
@@ -75,7 +76,7 @@ class SymbolicSizes:
             self._sources.setdefault(symbol, source)
 
     def key(self, inputs: Sequence[Any]) -> Hashable:
-        """The sizes of a run that are not constant, as a key.
+        """The variable sizes of a run, as a key.
 
         Args:
             inputs: of the graph.
@@ -92,11 +93,11 @@ class SymbolicSizes:
         return dict(zip(self._sources, key, strict=True))
 
     def note_run(self, inputs: Sequence[Any], held: Sequence[torch.Tensor]) -> TensorsOfRun:
-        """Note the tensors of a run that is about to begin.
+        """Return the tensors of a run that is about to begin.
 
         Args:
             inputs: of the graph.
-            held: its tensors that are not inputs.
+            held: its tensors other than inputs.
         """
         names = [node.name for node in self._graph.nodes if node.op == "placeholder"]
         found = TensorsOfRun(self, self.values(self.key(inputs)))
@@ -107,7 +108,7 @@ class SymbolicSizes:
         return found
 
     def examples(self, name: str) -> list[Any]:
-        """The tensors that a node gives, as Dynamo notes them, flat."""
+        """The results of a node, as Dynamo notes them, flat."""
         return tensors_of(self._examples.get(name))
 
     def spec(self, example: torch.Tensor) -> SymbolicSpec | None:
@@ -121,14 +122,14 @@ class SymbolicSizes:
 
 
 class TensorsOfRun:
-    """The tensors of one run of a graph, each with what is known of its sizes in all runs.
+    """The tensors of one run of a graph, each with its symbolic sizes.
 
     Args:
         sizes: of the graph.
         values: of its symbols in this run.
 
     Attributes:
-        specs: by tensor.
+        specs: symbolic specs by tensor.
     """
 
     def __init__(self, sizes: SymbolicSizes, values: dict[Any, int]) -> None:
@@ -137,22 +138,22 @@ class TensorsOfRun:
         self.specs: Any = WeakIdKeyDictionary()
 
     def note(self, name: str, result: Any) -> None:
-        """A node of the graph has given something."""
+        """Note the result of a node."""
         tensors = tensors_of(result)
         for tensor, example in zip(tensors, self._sizes.examples(name), strict=False):
             spec = self._sizes.spec(example) if isinstance(example, torch.Tensor) else None
-            # What Dynamo notes of a tensor that is changed in place may be older.
+            # Dynamo's note of a tensor that is changed in place may be older.
             if spec is not None and spec.shape_of(self._values) == tuple(tensor.shape):
                 self.specs[tensor] = spec
 
     def sized(
         self, make: Callable[..., Any], *groups: Sequence[Any] | None, meta: bool = True
     ) -> Sized | None:
-        """A call of `make` that is repeated for each size; None if some symbolic size is unknown.
+        """A call of `make` that is repeated for new sizes; None if a symbolic size is unknown.
 
         Args:
-            make: makes it of tensors without values, in groups.
-            groups: of tensors, None for an absent one.
+            make: function of groups of tensors without values.
+            groups: the groups; None for an absent tensor.
             meta: as of :meth:`SymbolicSpec.of`.
         """
         every = []
@@ -214,7 +215,7 @@ class BySize:
         self._known: Memo[Hashable, list[Deferred]] = Memo(_MOST_KNOWN)
 
     def added(self, inputs: Sequence[Any]) -> list[Deferred]:
-        """For a run with these inputs."""
+        """Return the additions of a run with these inputs."""
         key = self._sizes.key(inputs)
         found = self._known.get(key)
         if found is None:
@@ -224,4 +225,4 @@ class BySize:
 
 
 _MOST_KNOWN = 64
-"""Sizes of inputs for which is kept what their runs add."""
+"""Sizes of inputs whose additions are kept."""

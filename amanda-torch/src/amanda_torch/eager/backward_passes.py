@@ -1,6 +1,6 @@
-"""Backward passes that the program starts: the phase that they are, the iteration that they end.
+"""Reports the backward passes that the program starts, and the iterations that they end.
 
-What happens at the operators of a pass is up to :mod:`amanda_torch.autograd`.
+The operators of a pass are handled by :mod:`amanda_torch.autograd`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from amanda_torch.routines import RoutineDispatcher
 
 
 class BackwardPasses:
-    """Reports backward passes, by the function that starts each of them."""
+    """Reports backward passes by a patch of the function that starts them."""
 
     def __init__(self, dispatcher: RoutineDispatcher) -> None:
         self._dispatcher = dispatcher
 
     def patch(self, patches: PatchSet) -> None:
-        """Notice the passes from now on."""
+        """Report passes from now on."""
         patches.wrap(_internals.AUTOGRAD, _internals.AUTOGRAD_ENGINE, self._engine)
 
     def _engine(self, vanilla: Any) -> Any:
-        """The entry of every backward pass that Python starts."""
+        """The patch of the function through which Python starts every backward pass."""
 
         @_internals.not_counted_by_warnings
         @functools.partial(named_as, vanilla)
@@ -39,15 +39,15 @@ class BackwardPasses:
             if interceptor is None or not isinstance(roots, tuple):
                 return vanilla(roots, *args, **kwargs)
             if self._dispatcher.is_paused():
-                # A tool's own pass. Autograd's device threads cannot see that: the dispatcher
-                # informs the hooks that run there.
+                # A tool's own pass. Hooks in autograd's device threads learn that from the
+                # dispatcher.
                 with self._dispatcher.quiet_backward():
                     return vanilla(roots, *args, **kwargs)
-            # After its roots, their gradients, and whether the graph is kept.
+            # The third of the further arguments.
             makes_graph = args[2] if len(args) > 2 else kwargs.get("create_graph", False)
             continues, transformed = makes_graph, _internals.in_functorch()
             if transformed:
-                # A transform always makes a graph, which only an outer differentiation uses.
+                # A transform always makes a graph; only an outer differentiation uses it.
                 continues = _internals.is_within_differentiation(next(iter(roots), None))
                 if continues and self._looks_at_gradients():
                     self._dispatcher.not_seen("derivatives of gradients under a transform")
@@ -65,10 +65,11 @@ class BackwardPasses:
         return any(scope.analyses_backward() for scope in self._dispatcher.scopes())
 
     def _claims(self, interceptor: Interceptor) -> bool:
-        """True if tools look at backward operators of gradients, which have owners from now on."""
+        """True if tools analyse backward operators of gradients; nodes are marked with their owners
+        from now on."""
         claimer, claims = interceptor.executor.claimer, self._looks_at_gradients()
         if claims and not claimer.marks:
-            # What the extension has learned to do without marks is forgotten.
+            # Drops the extension's records, which are without marks.
             interceptor.replan()
         return claims
 
@@ -84,8 +85,8 @@ class BackwardPasses:
         """
         interceptor.begin_backward(roots)
         outermost = not _internals.in_backward()
-        # Within an operator PyTorch has popped the mode: a backward pass that the operator runs is
-        # seen nevertheless.
+        # PyTorch has popped the mode within an operator: it is pushed for a backward pass that the
+        # operator runs.
         listening = interceptor.is_listening()
         points = self._dispatcher.points
         is_covered = not interceptor.stale or interceptor.refresh()
@@ -103,7 +104,7 @@ class BackwardPasses:
                 interceptor.exit()
             if outermost and is_covered and not interceptor.has_trained:
                 interceptor.has_trained = True
-                # Captured code outside of modules may be of another phase from now on.
+                # Captured code outside of modules may belong to another phase from now on.
                 interceptor.root.captured.clear()
             if outermost and not continues:
                 interceptor.new_iteration()

@@ -1,7 +1,7 @@
 """Checkpointed functions: a backward pass runs them again under the ids of their first run.
 
 ``torch.utils.checkpoint`` keeps no intermediate results, and runs the function a second time when
-the backward pass needs them, possibly in a thread of autograd's that no scope covers.
+the backward pass needs them, possibly in a thread of autograd, which no scope covers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Checkpoints:
         return staticmethod(forward_with)
 
     def _recomputed(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """`fn` for its second run, in the backward pass: under the ids of the first."""
+        """Return `fn` for its second run, in the backward pass, with the ids of the first run."""
         interceptor = LOCAL.interceptor
         if interceptor is None or interceptor.is_quiet():
             return fn
@@ -76,7 +76,8 @@ class Checkpoints:
 
     @contextmanager
     def _resumed(self, scopes: tuple[Any, ...], frame: Frame, counters: Any) -> Iterator[None]:
-        """Go back to where a checkpoint was, in the thread that runs the backward pass."""
+        """Continue at the frame and counters of a checkpoint, in the thread that runs the backward
+        pass."""
         state = STATE
         # Autograd's device threads are covered by no scope.
         borrowed = LOCAL.interceptor is None

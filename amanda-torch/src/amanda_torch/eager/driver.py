@@ -1,8 +1,8 @@
 """The driver for PyTorch's eager mode: its life cycle, and its patches.
 
 The :class:`~amanda_torch.eager.interceptors.Interceptor` of each covered thread, a
-``TorchFunctionMode``, intercepts operators. The patches report to it what reaches no such mode:
-module calls, ``autograd.Function``s, backward passes, checkpoints, tracers.
+``TorchFunctionMode``, intercepts operators. The patches report calls that reach no such mode: of
+modules, ``autograd.Function``s, backward passes, checkpoints, tracers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from amanda_torch.plugin import TorchEagerDriver
 from amanda_torch.routines import RoutineCall, RoutineDispatcher
 
 _COUNTED = "amanda_script"
-"""Key in the metadata of nodes that differentiate TorchScript, and are counted as they run."""
+"""Key in the metadata of nodes that differentiate TorchScript: their executions are counted."""
 
 
 class InterceptingDriver(LoadedDriver, TorchEagerDriver):
@@ -66,9 +66,9 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     # -- life cycle -------------------------------------------------------
 
     def patch(self, patches: PatchSet) -> None:
-        """Patch the few places that reach no function mode."""
+        """Patch the functions whose calls reach no function mode."""
         works = self._works
-        # Mechanisms can be switched off, and proven, with the mode only, not with the gate.
+        # Mechanisms can be switched off and proven only with the mode, not with the gate.
         may_have_gate = self.takes_gate and not (self.switched_off or is_proving())
         self._has_gate = may_have_gate and gate.choose()
         if works(proofs.SCRIPTS):
@@ -83,7 +83,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             self._checkpoints.patch(patches)
         if works(proofs.REENTRANT_CHECKPOINTS):
             self._checkpoints.patch_reentrant(patches)
-        # Only the program's own references keep PyTorch from swapping what parameters hold.
+        # Only the program's own weak references are to keep PyTorch from swapping the tensors of
+        # parameters.
         patches.wrap(_internals.SWAPPING, _internals.SWAPPING_REFERENCES, _without_own_references)
         asks = works(proofs.FAST_PATHS)
         called = self._called_modules if works(proofs.MODULE_CALLS) else None
@@ -106,14 +107,15 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         self.dispatcher.invalidate()
         self._labels.clear()
         for interceptor in self._interceptors:
-            # Of threads that have yet to find out.
+            # Threads notice the end at their next operator.
             interceptor.replan()
 
     def enter_thread(self) -> None:
         """Intercept operators of the current thread, or note that a scope is new there."""
         interceptor = LOCAL.interceptor
         if interceptor is None or interceptor.ended or interceptor not in self._interceptors:
-            # A scope that another thread has ended leaves the one of its driver here.
+            # If another thread has ended the last scope, the interceptor of that scope's driver is
+            # still here.
             remove_leftovers()
             interceptor_class = gate.gated_class() if self._has_gate else Interceptor
             interceptor = interceptor_class(
@@ -124,13 +126,13 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             )
             self._interceptors.add(interceptor)
             LOCAL.interceptor = interceptor
-            # The rest of a compiled function that opens the scope runs as it is.
+            # The rest of a compiled function that opens the scope runs unchanged.
             interceptor.uncompiled.begin()
             interceptor.enter()
         interceptor.enter_scopes()
 
     def exit_thread(self) -> None:
-        """Intercept operators of the current thread no more."""
+        """Stop intercepting operators of the current thread."""
         interceptor = LOCAL.interceptor
         if interceptor is not None:
             interceptor.end()
@@ -138,7 +140,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         LOCAL.interceptor = None
 
     def exit_other_thread(self, thread: int) -> None:
-        """Let that thread's interceptor be removed by the thread itself, as soon as that can be."""
+        """Have a thread remove its interceptor at its next operator."""
         for interceptor in self._interceptors:
             if interceptor.ident == thread:
                 interceptor.end_elsewhere()
@@ -156,13 +158,13 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
     def will_step(self, module: Any) -> bool:
         """True if there is an optimizer with a parameter of a module."""
-        # In tools' code: an attribute of the program's own may run operators.
+        # In tools' code: attributes of the program's classes may run operators.
         with self.vanilla():
             return has_optimizer(module)
 
     @classmethod
     def remarks(cls) -> Sequence[str]:
-        """Which interceptor is used, and why not the faster one."""
+        """Name the interceptor in use, and the reason if it is not the faster one."""
         reason = gate.reason_unusable()
         if gate.name_asked() in gate.WITH_GATE and not reason:
             return ["operators are noticed by the gate, in C++"]
@@ -175,15 +177,16 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
     @abc.abstractmethod
     def capture_compiled(self, callback: Any, interceptor: Interceptor) -> Any:
-        """The callback by which Dynamo runs a compiled function, or why it runs eagerly (a string).
+        """Return the callback by which Dynamo runs a compiled function, or, as a string, the reason
+        why the function runs eagerly.
 
         Args:
             callback: Dynamo's own.
-            interceptor: that of the current thread.
+            interceptor: the interceptor of the current thread.
         """
 
     def forget(self, model: str) -> None:
-        """Drop what threads know of the operators of a model that is gone."""
+        """Drop the facts about the operators of a deleted model, in all threads."""
         for interceptor in self._interceptors:
             interceptor.executor.claimer.forget(model)
 
@@ -191,12 +194,12 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
     def vanilla(self) -> AbstractContextManager[None]:
         """Mute the current thread's interceptor."""
-        # Analyses run in it, which look at tensors and compute with them in routines.
+        # Analyses run in it, whose routines read tensors and compute with them.
         return muted(only_reads=True)
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
-        """Put the interceptor on, which PyTorch takes off while it handles an operator."""
+        """Push the interceptor, which PyTorch pops while it handles an operator."""
         interceptor = LOCAL.interceptor
         if interceptor is None or interceptor.is_quiet() or interceptor.is_listening():
             yield
@@ -210,7 +213,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def routine(
         self, action: Action, selected: Sequence[Any], isolated: bool
     ) -> AbstractContextManager[Any]:
-        """Isolated if asked for, and watched for in-place changes."""
+        """The context of a routine: isolated from AD if asked for; in-place changes are
+        detected."""
         return RoutineCall(action, selected, isolated)
 
     def substitute(self, old: Any, new: Any, action: Action) -> Any:
@@ -224,7 +228,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
     def _called_modules(self, vanilla: Any) -> Any:
         wrapped = called_modules(self.dispatcher, vanilla)
-        # Enters the frame of a module in C++ if it was called there before.
+        # Enters the frame of a module in C++ if the module has been called there before.
         return accel.load().module_call(vanilla, wrapped) if self._has_gate else wrapped
 
     def _script_call(self, kind: str, vanilla: Any) -> Any:
@@ -276,7 +280,7 @@ def _without_own_references(vanilla: Any) -> Any:
 
 
 def _forget(reference: weakref.ref[InterceptingDriver], label: str) -> None:
-    """Drop what is known of a module that is gone, with all hooks on its graphs."""
+    """Drop the facts about a module that is deleted, with all hooks on its graphs."""
     driver = reference()
     if driver is not None:
         for scope in tuple(LIVE_SCOPES):

@@ -1,7 +1,7 @@
-"""One execution of an operator that some tool acts on or has yet to analyse.
+"""Runs one execution of an operator that a tool acts on or has yet to analyse.
 
-The interceptor keeps a :class:`KnownOp` for each operator that a thread has met. It has the
-operator run by :meth:`Executor.run_described` while analyses are pending, and then::
+The interceptor keeps a :class:`KnownOp` for each operator that a thread has run. It calls
+:meth:`Executor.run_described` while analyses are pending, and then::
 
     result = executor.run_known(known, func, args, kwargs)
 """
@@ -72,11 +72,11 @@ class KnownOp(records.KnownFields):
     """Facts that a thread has learned about one operator, under one plan.
 
     Attributes:
-        plan: its actions; None as long as analyses of it are pending.
-        around: what these ask for, see :attr:`ActionPlan.around`.
-        is_joined: True if the steps after it are given its inputs, too.
-        layout: of its inputs, in the form of its last call.
-        forms: how many layouts have been made.
+        plan: the operator's actions; None while analyses of it are pending.
+        around: :attr:`ActionPlan.around` of the plan.
+        is_joined: True if the steps after the operator get its inputs, too.
+        layout: layout of the inputs, in the form of the last call.
+        forms: number of layouts made so far.
     """
 
     __slots__ = ("around", "forms", "is_joined", "layout", "plan")
@@ -112,7 +112,7 @@ class KnownOp(records.KnownFields):
 
 
 class Executor:
-    """Runs the operators of one thread that are not plainly vanilla.
+    """Runs the operators of one thread that have actions or pending analyses.
 
     Attributes:
         claimer: finds the backward operators of the operators that it runs.
@@ -135,7 +135,7 @@ class Executor:
     ) -> Any:
         """Run an operator, and the routines around it, without a description of its call.
 
-        Where it needs one, :meth:`run_described` runs the operator.
+        If a description is needed, :meth:`run_described` runs the operator.
         """
         plan, layout = known.plan, known.layout
         values: Any = None
@@ -171,10 +171,10 @@ class Executor:
         key: Any,
         inputs: Sequence[Any] | None,
     ) -> Any:
-        """Run an operator between steps of which none changes a value.
+        """Run an operator between steps that change no value.
 
         Args:
-            inputs: are given to the steps after it; None if these are given no tensor.
+            inputs: the inputs that the steps after it get; None for steps without tensors.
         """
         if known.steps_before:
             self._dispatcher.run_blind(known.steps_before)
@@ -194,7 +194,7 @@ class Executor:
         kwargs: dict[str, Any],
         key: Any = None,
     ) -> Any:
-        """Run an operator itself, and claim its backward operators if some tool looks at them."""
+        """Run an operator itself, and claim its backward operators if a tool analyses them."""
         is_claimed = known.claims and _is_grad_enabled()
         start = _internals.sequence_number() if is_claimed else 0
         native = self._dispatcher.native
@@ -207,7 +207,7 @@ class Executor:
         if not is_claimed:
             return result
         if _mode_depth():
-            # Modes are on: this one after an autograd.Function, and those beneath it.
+            # Modes are on: this one after an autograd.Function, and the modes beneath it.
             given = known, func, args, kwargs, result, start, key
             _internals.without_modes(self.claimed, *given)
         elif native is None or not native.claim(self._tracker, known, result, start):
@@ -217,13 +217,13 @@ class Executor:
     def go_on_after(
         self, known: KnownOp, key: Any, inputs: Sequence[Any], result: Any, done: int, returned: Any
     ) -> Any:
-        """Go on after a routine after an operator has returned something.
+        """Run the remaining routines after an operator, once one of them has returned a value.
 
         Args:
             inputs: the values that the operator has run on.
-            result: of the operator.
-            done: how many routines have run.
-            returned: by the last of them; None if the next one selects what is not there.
+            result: result of the operator.
+            done: number of routines that have run.
+            returned: result of the last of them; None if the next one selects a missing position.
         """
         plan = known.plan
         is_given = known.around is Around.TENSORS
@@ -279,12 +279,12 @@ class Executor:
         """Run an operator with any actions, and the analyses that are pending.
 
         Args:
-            known: what is known of it; it has a plan afterwards.
-            key: what declares the operator's parameters, if not `func`.
-            stopped: where some of the routines before it have run: how many, what the last one has
-                returned.
-            later: None to run routines; otherwise analyses run alone, but for those of these
-                tools, which wait for the next execution.
+            known: the facts about the operator; it has a plan afterwards.
+            key: the object that declares the operator's parameters, if not `func`.
+            stopped: if some of the routines before it have run, their number and the result of the
+                last one.
+            later: None to run routines. Otherwise only analyses run, and those of these tools wait
+                for the next execution.
         """
         if _internals.is_traced():
             return func(*args, **kwargs)
@@ -312,7 +312,7 @@ class Executor:
         """Run an operator of which analyses are pending, for the arguments of `run_described`.
 
         Args:
-            outer: the modes of others, which are hidden from everything but the operator.
+            outer: modes of the program, which only the operator itself meets.
         """
         call.phase = phase_of(call, self._tracker)
         if _internals.in_forward_ad():
@@ -360,7 +360,7 @@ class Executor:
         return self._finish(operation, call, known, operation.run(values))
 
     def gradients_of(self, known: KnownOp) -> KnownGradients:
-        """The facts about an operator's backward operators, in a form that can be added to."""
+        """The facts about an operator's backward operators, as an object that can be changed."""
         found: KnownGradients = known.gradients
         if found is NO_GRADIENTS:
             found = known.gradients = self.new_gradients(known.op_id)
@@ -368,7 +368,7 @@ class Executor:
         return found
 
     def new_gradients(self, op_id: str) -> KnownGradients:
-        """No facts yet about an operator's backward operators."""
+        """A new, empty record of the facts about an operator's backward operators."""
         tracker = self._tracker
         return KnownGradients(OpHandle(op_id, tracker.active, model=tracker.frame.model))
 
@@ -376,7 +376,7 @@ class Executor:
         """Hook the backward operators of an operator that has run, and run the routines after it.
 
         Returns:
-            Its result.
+            The result of the operator.
         """
         plan = operation.plan
         given = tensors_of(result)
@@ -423,9 +423,9 @@ class Executor:
 def written_outputs(
     is_in_place: bool, is_function: bool, inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> Sequence[bool]:
-    """For each output of an operator, whether it is a tensor of the caller's that was written into.
+    """For each output of an operator, True if it is a tensor of the caller that was written into.
 
-    An ``autograd.Function`` returns no argument as it is, but those that it has changed in place.
+    An ``autograd.Function`` returns only arguments that it has changed in place as they are.
     """
     if not is_function:
         return [is_in_place] * len(outputs)
@@ -440,10 +440,10 @@ def with_outputs(
     outputs: Sequence[Any],
     values: list[Any],
 ) -> Any:
-    """The result of an operator after routines have returned other outputs.
+    """The result of an operator whose outputs routines have replaced.
 
     Args:
-        written: whether the caller sees the operator write into each output.
+        written: for each output, True if the operator writes it into a tensor of the caller.
         inputs: the values that the operator has run on.
         outputs: the tensors of `result`.
         values: the outputs after the routines.

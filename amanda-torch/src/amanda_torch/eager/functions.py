@@ -1,12 +1,12 @@
-"""``autograd.Function``s: where they enter PyTorch, and their backward.
+"""Intercepts the calls of ``autograd.Function``s, and their backward.
 
 Until PyTorch 2.13 ``Function.apply`` is written in Python and ends up in
 ``_SingleLevelFunction.apply``, where a patch meets also a method that was bound to a name before
-the scope (``cube = Cube.apply``). Since 2.14 it is a function of C, in whose place nothing can be
-put where it was bound before. It asks Python three times, though: for ``setup_context``, by which
-it tells the two forms of a function apart; for the arguments with their defaults, in the form that
-has a ``setup_context``; and under a functorch transform for the whole call. The driver answers
-the first two so that C takes the third way, which leads to the driver.
+the scope (``cube = Cube.apply``). Since 2.14 it is a function of C, which cannot be replaced where
+it was bound before the scope. It calls Python in three cases: it reads ``setup_context``, which
+tells the two forms of a function apart; it asks for the arguments with their defaults, in the form
+with a ``setup_context``; and under a functorch transform it hands over the whole call. The driver
+answers the first two calls so that C makes the third one, which reaches the driver.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted
 _ENTERING = _internals.ENTERING
 
 _DESCENDED_PACKAGES = ("torch.utils.checkpoint", "torch.nn.parallel", "torch.distributed.")
-"""Packages of PyTorch's own ``autograd.Function``s that only carry other operators."""
+"""Packages whose ``autograd.Function``s only wrap other operators."""
 
 
 def patch(patches: PatchSet) -> None:
-    """Meet each call of an ``autograd.Function``, and each backward of one."""
+    """Intercept each call of an ``autograd.Function``, and each backward of one."""
     patches.wrap(_internals.FUNCTION_NODE, "apply", _backward)
     if hasattr(_internals.FUNCTION_NODE, _internals.FUNCTION_NODE_BOXED):
         patches.wrap(_internals.FUNCTION_NODE, _internals.FUNCTION_NODE_BOXED, _compiled_backward)
@@ -42,7 +42,7 @@ def patch(patches: PatchSet) -> None:
 
 
 def _asking() -> Interceptor | None:
-    """The interceptor to which a call of the current thread belongs; None if it runs vanilla."""
+    """The interceptor of the current thread; None if its calls run vanilla."""
     interceptor = LOCAL.interceptor
     if interceptor is None or interceptor.is_quiet() or not interceptor.is_listening():
         return None
@@ -100,7 +100,7 @@ def _compiled_backward(vanilla: Any) -> Any:
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """``Function.apply`` ends up here, under no functorch transform."""
+    """The patch that ``Function.apply`` reaches outside of functorch transforms."""
     return _run(cls, args, kwargs)
 
 
@@ -108,10 +108,9 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class _SetupContext:
-    """The ``setup_context`` that functions inherit: another one in calls that are to be diverted.
+    """The ``setup_context`` that functions inherit: a different one in calls to be intercepted.
 
-    C compares what it finds with PyTorch's own, and asks for the arguments' defaults where it finds
-    another one.
+    C compares it with PyTorch's own, and asks for the arguments' defaults if it is different.
     """
 
     def __get__(self, _: Any, cls: Any = None) -> Any:
@@ -125,7 +124,7 @@ def _another_setup_context(ctx: Any, inputs: Any, output: Any) -> Any:
 
 
 def _is_diverted() -> bool:
-    # A transform finds the way to the driver by the mode.
+    # Under a transform the mode reaches the driver.
     return _asking() is not None and not _internals.in_functorch()
 
 
@@ -142,7 +141,7 @@ def _bind(vanilla: Any) -> Any:
 
 
 def _transform(vanilla: Any) -> Any:
-    """The patch of the function to which C hands calls under functorch, and diverted ones."""
+    """The patch of the function that C calls under functorch, and for intercepted calls."""
     inherited = _internals.FUNCTION_BASE.setup_context
 
     def call_custom_function_call(cls: Any, args: Any, kwargs: Any) -> Any:

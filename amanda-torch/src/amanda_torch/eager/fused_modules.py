@@ -1,4 +1,4 @@
-"""Modules that run as one fused operator in eval mode: whether tools act on the operators inside.
+"""Finds out whether tools act inside of modules that run as one fused operator in eval mode.
 
 ``nn.TransformerEncoder``, its layers and ``nn.MultiheadAttention`` have a native fast path. A tool
 that masks or rounds what ``linear`` computes sees no ``linear`` there. So for the tools of a scope
@@ -31,7 +31,7 @@ ASKING = frozenset({"torch.nn.modules.activation", "torch.nn.modules.transformer
 
 
 class _Interceptor(Protocol):
-    """What is asked of a thread's :class:`~amanda_torch.eager.interceptors.Interceptor`."""
+    """The used methods of a thread's :class:`~amanda_torch.eager.interceptors.Interceptor`."""
 
     stale: bool
 
@@ -51,14 +51,14 @@ class FusedModules:
     """The fused modules that one thread calls.
 
     Args:
-        interceptor: sees the operators that the thread calls.
+        interceptor: the thread's interceptor.
 
     Attributes:
-        is_trial: operators are analysed, and no routine is called.
-        watching: tools whose analyses are not called in that run.
-        is_busy: a fused module is being called; those below it follow.
-        is_denied: the fast path is not to be taken.
-        was_asked: it would have been taken.
+        is_trial: True while operators are analysed without calling routines.
+        watching: tools whose analyses do not run meanwhile.
+        is_busy: True while a fused module is called; fused modules in it are treated alike.
+        is_denied: True to prevent the fast path.
+        was_asked: True if the fast path would have been taken.
     """
 
     def __init__(self, interceptor: _Interceptor, dispatcher: RoutineDispatcher) -> None:
@@ -73,11 +73,11 @@ class FusedModules:
         self._acted: dict[str, bool] = {}
 
     def forget(self) -> None:
-        """Scopes or actions have changed."""
+        """Forget the results for all modules, since scopes or actions have changed."""
         self._acted.clear()
 
     def call(self, module: nn.Module, run: Callable[[], Any]) -> Any:
-        """Call a module by `run`: fused, or by the other path where a tool acts there."""
+        """Call a module by `run`: fused, or by the other path if a tool acts there."""
         if not self._concerns(module):
             return run()
         self.is_busy = True
@@ -93,7 +93,7 @@ class FusedModules:
             self.is_busy = False
 
     def _concerns(self, module: nn.Module) -> bool:
-        """True if the fast path may be taken, and some tool may act inside."""
+        """True if the fast path may be taken, and a tool may act inside."""
         interceptor = self._interceptor
         if not torch.backends.mha.get_fastpath_enabled():
             return False
@@ -144,7 +144,8 @@ class FusedModules:
 
 
 def _has_action(record: OpRecord) -> bool:
-    """True if a routine of an operator may change a value; that of a fused one itself aside."""
+    """True if a routine of an operator may change a value; routines of fused operators do not
+    count."""
     if record.state.op_id.rpartition("/")[2].startswith(_internals.FUSED_OPERATORS):
         return False
     if record.actions(ActionKind.REPLACE_OP):
@@ -157,12 +158,12 @@ def _has_action(record: OpRecord) -> bool:
 
 
 def _may_act(tool: Any) -> bool:
-    """True unless a tool, or its class itself, declares that it only watches."""
+    """True unless a tool or its own class declares that it only watches."""
     return not any(vars(one).get("only_watches") for one in (tool, type(tool)))
 
 
 def _watching(tools: Iterable[Any]) -> frozenset[Any]:
-    """The tools that may not act, and that no tool depends on that may."""
+    """The tools that only watch and that no acting tool depends on."""
     rest, asked = list(tools), list[Any]()
     wanted = [tool for tool in rest if _may_act(tool)]
     while wanted:

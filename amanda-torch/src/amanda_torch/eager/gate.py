@@ -1,8 +1,8 @@
-"""The gate: operators that no tool wants run past the driver without Python.
+"""The gate: operators without actions run without Python code of the driver.
 
-It is the same :class:`~amanda_torch.eager.interceptors.Interceptor`, asked by the extension only
-where there is something to ask; trampolines.cc of amanda-torch-accel describes how. A driver takes
-it where :func:`choose` says so::
+It is the same :class:`~amanda_torch.eager.interceptors.Interceptor`; the extension calls it only
+for other operators, as trampolines.cc of amanda-torch-accel describes. A driver uses the gate if
+:func:`choose` returns True::
 
     if choose():
         switch_on(patches)
@@ -67,7 +67,7 @@ def choose() -> bool:
 
 @functools.cache
 def reason_unusable() -> str:
-    """Why the gate cannot be used in this process; "" if it can. Made once."""
+    """The reason why the gate cannot be used in this process; "" if it can. Computed once."""
     for check in (accel.refusal, _configure, _unwritable, _self_test):
         reason = check()
         if reason:
@@ -76,7 +76,8 @@ def reason_unusable() -> str:
 
 
 def _configure() -> str:
-    """Tell the extension of our classes and of PyTorch's builtins."""
+    """Pass our classes and PyTorch's builtins to the extension; return why it refuses them, or
+    ""."""
     gate = accel.load()
     try:
         gate.configure(_objects(), _internals.MODE_BUILTINS)
@@ -89,7 +90,7 @@ def _configure() -> str:
 
 
 def _objects() -> dict[str, Any]:
-    """What the extension needs of amanda and of this package."""
+    """Objects of amanda and of this package that the extension uses, by name."""
     return {
         "state": STATE,
         "acquire": TOOL_LOCK.acquire,
@@ -113,7 +114,7 @@ def _objects() -> dict[str, Any]:
 
 
 def _raised(error: BaseException, action: Action, name: str) -> BaseException:
-    """The error to raise where a routine has failed before or after an operator."""
+    """The error to raise after a routine before or after an operator has failed."""
     note(error, action.routine, action.op_id)
     return unswallowed(error, name)
 
@@ -125,7 +126,7 @@ def _changed(action: Action) -> None:
 
 def operators() -> Sequence[Any]:
     """PyTorch's builtins that are operators: methods, functions, and properties that are views."""
-    # Not dir(): what is inherited belongs to others, to object for instance.
+    # Not dir(): inherited methods belong to other classes, such as object.
     methods = [one for owner in _internals.BUILTIN_METHODS for one in vars(owner).values()]
     functions = [getattr(o, name) for o in _internals.BUILTIN_FUNCTIONS for name in vars(o)]
     left_out, prefixes = IGNORED | _UNREPORTED, ("_record_function", "sym_")
@@ -146,7 +147,7 @@ def operators() -> Sequence[Any]:
 def _is_report_of(name: str, func: Any) -> bool:
     """True if PyTorch reports `func` for a builtin of this name.
 
-    Arguments may be tensors that PyTorch asks for their values meanwhile, which it reports, too.
+    PyTorch may report further functions meanwhile, by which it reads the values of arguments.
     """
     if kind_of(func) is not Kind.LEAF:
         return False
@@ -180,7 +181,7 @@ class _Switch:
 
     @property
     def is_on(self) -> bool:
-        """True if calls are noticed."""
+        """True if calls are intercepted."""
         return bool(accel.load().is_installed())
 
     @is_on.setter
@@ -197,10 +198,11 @@ SWITCH = _Switch()
 
 
 def switch_on(patches: PatchSet, dispatcher: RoutineDispatcher | None = None) -> None:
-    """Notice the calls of PyTorch's builtins, of ``torch.ops``, and of what is muted.
+    """Intercept the calls of PyTorch's builtins, of ``torch.ops``, and of functions that mute
+    others.
 
     Args:
-        dispatcher: its backward operators are claimed by the extension, too.
+        dispatcher: the dispatcher for which the extension claims backward operators; None for none.
     """
     gate = accel.load()
     if dispatcher is not None:
@@ -208,7 +210,8 @@ def switch_on(patches: PatchSet, dispatcher: RoutineDispatcher | None = None) ->
     for cls in _internals.OPERATOR_CLASSES:
         patches.wrap(cls, "__call__", _reported)
     for name, found in list(vars(torch.Tensor).items()):
-        # They report themselves, so that a mode does not notice what they call (`print(x)`).
+        # They report themselves, so that a mode does not see the operators that they call
+        # (`print(x)`).
         if (
             isinstance(found, types.FunctionType)
             and kind_of(found) is Kind.IGNORED
@@ -219,7 +222,8 @@ def switch_on(patches: PatchSet, dispatcher: RoutineDispatcher | None = None) ->
 
 
 def _reported(vanilla: Callable[..., Any]) -> Any:
-    """A function that always reports itself to the mode, for one in Python that does so."""
+    """Wrap a function in Python that reports itself to modes, so that it always reports itself to
+    ours."""
     ask = accel.load().ask
 
     @functools.wraps(vanilla)
@@ -231,18 +235,21 @@ def _reported(vanilla: Callable[..., Any]) -> Any:
 
 
 def _reports(function: types.FunctionType) -> bool:
-    """True if a function in Python tells modes of its calls, as ``Tensor.__hash__`` does not: dict
-    and set ask it once or twice for each parameter in ``zero_grad``."""
+    """True if a function in Python reports its calls to modes.
+
+    ``Tensor.__hash__`` does not: dict and set call it once or twice for each parameter in
+    ``zero_grad``.
+    """
     names = inspect.unwrap(function).__code__.co_names
     return any("torch_function" in name for name in (*names, *function.__code__.co_names))
 
 
 @functools.cache
 def gated_class() -> type[Interceptor]:
-    """The class of interceptors whose events the extension awaits."""
+    """The class of interceptors that the gate calls."""
 
     class GatedInterceptor(Interceptor):
-        """An interceptor that is asked by the gate."""
+        """An interceptor that the gate calls."""
 
         note_report = accel.load().note_report
 
@@ -253,10 +260,10 @@ def gated_class() -> type[Interceptor]:
 
 
 class _NoTools(RoutineDispatcher):
-    """Without scopes every operator has an empty plan."""
+    """A dispatcher without scopes: every operator has an empty plan."""
 
     def is_cacheable(self) -> bool:
-        """Plans may be kept, whatever the scope that is opened has switched off."""
+        """True, whatever the scope to be opened has switched off."""
         return True
 
 
@@ -273,7 +280,7 @@ def _forms() -> Sequence[Callable[[torch.Tensor], Any]]:
         lambda x: x[0],
         lambda x: x.__setitem__(0, 1.0),
         lambda x: x.T,
-        # Not linear() or softmax(), for which threads are started, which would be left behind.
+        # Not linear() or softmax(), which start threads that would be left behind.
         nn.functional.softplus,
         torch.ops.aten.relu.default,
         torch.ops.aten.relu,
@@ -284,13 +291,13 @@ def _forms() -> Sequence[Callable[[torch.Tensor], Any]]:
 
 
 def _notices(cls: type[Interceptor]) -> list[list[str]]:
-    """The operators that an interceptor sees of each form, at the first and second execution."""
+    """The operators that an interceptor sees of each form, in the first and second execution."""
     noticed: list[list[str]] = []
     for form in _forms():
         x = torch.ones(2, 2)
         interceptor = cls(_NoTools(), Labels())
         interceptor.stale = False
-        # Where operators are asked for their phase, all calls are left to Python.
+        # While phases are determined, all calls are left to Python.
         interceptor.root.check(False)
         for _ in range(2):
             interceptor.enter()
@@ -306,7 +313,8 @@ def _notices(cls: type[Interceptor]) -> list[list[str]]:
 
 
 def _self_test() -> str:
-    """True if the gate notices what a mode does, and leaves no trace."""
+    """Check that the gate sees the same operators as a mode, and leaves no trace; return the reason
+    if not, else ""."""
     gate = accel.load()
     expected = _notices(Interceptor)
     before = gate.places()

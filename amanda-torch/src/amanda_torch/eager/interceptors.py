@@ -1,9 +1,9 @@
-"""Notices the operators of one thread as they are called, through a ``TorchFunctionMode``.
+"""Intercepts the operators of one thread, through a ``TorchFunctionMode``.
 
-An :class:`Interceptor` serves one thread. It keeps track of where that is (see
-:class:`~amanda_torch.eager.op_ids.Tracker`), and hands operators that do not run plainly
-vanilla to an :class:`~amanda_torch.eager.execution.Executor`. That of the current thread,
-if a scope covers it, is ``LOCAL.interceptor``.
+An :class:`Interceptor` serves one thread. It follows the module calls of the thread (see
+:class:`~amanda_torch.eager.op_ids.Tracker`), and hands operators with actions or pending analyses
+to an :class:`~amanda_torch.eager.execution.Executor`. If a scope covers the current thread, its
+interceptor is ``LOCAL.interceptor``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from amanda.state import LiveScope
 
 _UNKNOWN: Any = object()
-"""Stands in a cell for an operator of which the plan has yet to be asked."""
+"""Entry of a cell for an operator whose plan has not been looked up."""
 
 NO_OPERATOR: Any = []
 """The cell of functions that are no operators."""
@@ -45,25 +45,25 @@ NO_OPERATOR: Any = []
 _mode_depth = _internals.mode_depth
 
 Met = tuple[Cell, int, Any, tuple[Any, ...], dict[str, Any], Any, Any]
-"""An operator that was met: its cell, its position there, its function, arguments, key, result."""
+"""An executed operator: its cell, its position there, its function, arguments, key, result."""
 
 
 class Interceptor(Tracker, TorchFunctionMode):
-    """Notices the operators of one thread.
+    """Intercepts the operators of one thread.
 
     Args:
-        sees_transforms: whether operators under functorch transforms are noticed.
-        sees_composites: whether those are that a function of PyTorch written in Python calls.
+        sees_transforms: whether operators under functorch transforms are intercepted.
+        sees_composites: whether operators that PyTorch's functions in Python call are intercepted.
 
     Attributes:
         stale: whether to call :meth:`refresh` before the next operator: `outdated` or `muted`.
-        outdated: whether plans may be out of date. Any thread sets it, its own acts on it.
+        outdated: True if plans may be out of date. Any thread sets it; its own thread acts on it.
         muted: depth of code in this thread that runs vanilla.
         thread: ``vars()`` of the thread's :class:`amanda.state.ThreadState`.
-        executor: runs the operators that are not plainly vanilla.
-        ident: the number of its thread.
-        ended: whether its thread's last scope has ended: it is to be removed then.
-        met: where operators are noted whose plan is asked for; None to note none.
+        executor: runs the operators with actions or pending analyses.
+        ident: identifier of its thread.
+        ended: True if its thread's last scope has ended: the interceptor is to be removed.
+        met: list to which operators are added when their plan is looked up; None to note none.
         uncompiled: in force from the first to the last scope of its thread, if the first one was
             opened within a compiled function.
     """
@@ -104,7 +104,7 @@ class Interceptor(Tracker, TorchFunctionMode):
     # -- on and off -------------------------------------------------------
 
     def enter(self, above: int = 0) -> None:
-        """Start to notice the current thread's operators, below `above` other modes."""
+        """Start to intercept the current thread's operators, below `above` other modes."""
         self._is_on = True
         if not above:
             _internals.push_mode(self)
@@ -123,11 +123,11 @@ class Interceptor(Tracker, TorchFunctionMode):
         return above
 
     def is_alone(self) -> bool:
-        """True if it listens and no other mode does."""
+        """True if it is the only function mode of the thread."""
         return _mode_depth() == 1 and _internals.mode_at(0) is self
 
     def is_listening(self) -> bool:
-        """True if operators called now would be noticed."""
+        """True if operators called now would be intercepted."""
         return self in _internals.modes()
 
     def mute(self) -> None:
@@ -139,7 +139,7 @@ class Interceptor(Tracker, TorchFunctionMode):
             self._above = self.exit()
 
     def unmute(self) -> None:
-        """Notice operators again."""
+        """Intercept operators again."""
         self.muted -= 1
         if not self.muted:
             self.stale = self.outdated
@@ -151,9 +151,9 @@ class Interceptor(Tracker, TorchFunctionMode):
         """True if the thread runs muted code or a tool's."""
         return bool(self.muted or self.thread["paused"])
 
-    def note_compiled(self, part: str, way: str) -> None:
+    def note_compiled(self, part: str, mode: str) -> None:
         """See :meth:`amanda.engine.dispatch.Dispatcher.note_compiled`."""
-        self._dispatcher.note_compiled(part, way)
+        self._dispatcher.note_compiled(part, mode)
 
     # -- scopes -----------------------------------------------------------
 
@@ -167,7 +167,8 @@ class Interceptor(Tracker, TorchFunctionMode):
             self._entered.setdefault(scope, _internals.sequence_number())
 
     def begin_backward(self, roots: Sequence[Any]) -> None:
-        """Count, at a scope's first backward pass, what has run before the scope."""
+        """At a scope's first backward pass, count its operators that ran before the scope as not
+        seen."""
         for scope, start in list(self._entered.items()):
             if scope.alive and start >= 0 and scope.analyses_backward():
                 with _internals.reading(roots):
@@ -178,26 +179,26 @@ class Interceptor(Tracker, TorchFunctionMode):
                     scope.statistics.count_not_seen(reason, foreign)
 
     def end(self) -> None:
-        """Stop for good: the current thread, whose interceptor it is, has left its last scope."""
+        """Stop for good: its thread, the current one, has left its last scope."""
         self.ended = self.stale = self.outdated = True
-        # Within an operator PyTorch has taken the mode off, and puts it on again afterwards.
+        # PyTorch has popped the mode within an operator, and pushes it again afterwards.
         if self._is_on and not self.is_listening():
             _internals.call_soon(remove_leftovers)
         self.exit()
         self.clear()
 
     def end_elsewhere(self) -> None:
-        """Another thread has ended the last scope of its thread.
+        """Stop for good: another thread has ended the last scope of its thread.
 
         Only its thread can remove the mode: the main thread at once, others at their next operator.
         """
         self.ended = self.stale = self.outdated = True
         if self.ident == threading.main_thread().ident:
-            # Dynamo would trace the mode where the next operator is a compiled function.
+            # Dynamo would trace the mode if the next operator is a compiled function.
             _internals.call_in_main_thread(remove_leftovers)
 
     def clear(self) -> None:
-        """Drop the scopes, and what was learned under them."""
+        """Drop the scopes, and all facts learned under them."""
         super().clear()
         self.executor.claimer.clear()
         self.active = ()
@@ -228,7 +229,7 @@ class Interceptor(Tracker, TorchFunctionMode):
             if tells_modules != self.tells_modules:
                 self.tell_modules(tells_modules)
         if STATE.held:
-            # A suspended generator gives no notice: look again at each operator.
+            # A generator may be suspended at any time: check at each operator.
             self.stale = self.outdated = True
         if not self._sees_transforms:
             self.stale = self.outdated = True
@@ -236,7 +237,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         return True
 
     def replan(self) -> None:
-        """Recorded actions or scopes have changed: ask for all plans anew."""
+        """Look up all plans anew, since recorded actions or scopes have changed."""
         self._replan = True
         self.outdated = True
         self.stale = True
@@ -275,7 +276,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         if kind is None:
             original = original_of(func)
             if original is not None:
-                # The program calls it within its own function, which it has called already.
+                # The program's own function, which has been called, calls it.
                 func = original
             kind = kind_of(func)
             if original is None:
@@ -291,7 +292,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         name = name_of(func)
         if kind is Kind.LEAF:
             frame = self.frame
-            # Within modules nothing is asked.
+            # Within modules phases need not be determined.
             if (frame.is_checked or frame.asides) and self.asks(name):
                 return self._run_outside(func, name, args, kwargs)
             return self.run_leaf(frame.cell_for(func, name), func, name, args, kwargs)
@@ -299,7 +300,7 @@ class Interceptor(Tracker, TorchFunctionMode):
             if not self._sees_composites:
                 return self.run_muted(func, args, kwargs)
             if not _internals.PLAIN_TENSORS.issuperset(types):
-                # A subclass overrides it: PyTorch asks that next, with our mode on.
+                # A subclass overrides it: PyTorch calls the override next, with our mode on.
                 return NotImplemented
             return self._descend(func, types, args, kwargs)
         # A C-level function that reports itself as its Python twin is the operator. It must
@@ -308,7 +309,8 @@ class Interceptor(Tracker, TorchFunctionMode):
         return self.run_leaf(cell, func, name, args, kwargs)
 
     def _run_outside(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Run an operator outside of modules, where those of each phase count on their own."""
+        """Run an operator outside of modules, where the operators of each phase are counted
+        separately."""
         many = self.root.names.get(name)
         if many is not None and many[0] >= MANY:
             # An operator with a shared id: its phase is not determined.
@@ -318,7 +320,7 @@ class Interceptor(Tracker, TorchFunctionMode):
             # The gate calls Python for a cell that is not a list.
             self.root.cells[func] = (cell,)
             return self.run_leaf(cell, func, name, args, kwargs)
-        # A tracer would record the operator's tensors as others are looked at.
+        # Reading tensors would be recorded by a tracer.
         phase = "forward" if _internals.is_traced() else self._phase(name, args, kwargs)
         root, frame = self.root, self.outside(phase)
         cell = frame.names.setdefault(name, [0])
@@ -340,9 +342,9 @@ class Interceptor(Tracker, TorchFunctionMode):
         return result
 
     def _phase(self, name: str, args: Any, kwargs: Any) -> Phase:
-        """What an operator outside of modules belongs to."""
+        """The phase of an operator outside of modules."""
         if kwargs.get("requires_grad") is True:
-            # It makes a weight.
+            # It creates a weight.
             name = "requires_grad_"
         values = (*args, *kwargs.values()) if kwargs else args
         outer = _internals.modes()
@@ -356,7 +358,7 @@ class Interceptor(Tracker, TorchFunctionMode):
                 _internals.set_modes(outer)
 
     def run_muted(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function within which the thread runs vanilla."""
+        """Call a function; within it the thread runs vanilla."""
         self.mute()
         try:
             return func(*args, **kwargs)
@@ -364,7 +366,7 @@ class Interceptor(Tracker, TorchFunctionMode):
             self.unmute()
 
     def _descend(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Run a function written in Python; the operators that it calls are noticed."""
+        """Run a function written in Python; the operators that it calls are intercepted."""
         _internals.push_mode(self)
         try:
             # The function may warn at its caller's line. The stack is: caller, function, torch's
@@ -384,7 +386,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         if self.stale and not self.refresh():
             return call(*args, **kwargs)
         name = cls.__name__
-        # Found by the name alone: a program may define the class anew at each call.
+        # By the name alone: a program may define the class anew at each call.
         cell = self.frame.names.setdefault(name, [0])
         # PyTorch pops a mode while it handles an operator; no mode was popped on the way here.
         self.mute()
@@ -413,7 +415,7 @@ class Interceptor(Tracker, TorchFunctionMode):
     def _run_unknown(
         self, cell: Cell, count: int, func: Any, name: str, args: Any, kwargs: Any, key: Any = None
     ) -> Any:
-        """Run an operator of which this thread has learned nothing."""
+        """Run an operator that is new in this thread."""
         frame = self.frame
         if count > MANY and (frame is self.root or frame.phase in SHARING):
             op_id = shared_id(frame.path, name, count - 1, torch.__name__)
@@ -445,9 +447,9 @@ class Interceptor(Tracker, TorchFunctionMode):
         kwargs: Any,
         key: Any,
     ) -> Any:
-        """Run an operator that this thread has yet to ask the plan of, and keep what is learned."""
+        """Run an operator whose plan this thread has not looked up, and keep the facts about it."""
         if _internals.is_traced():
-            # A tracer would record the routines with the model.
+            # A tracer would record the routines as a part of the model.
             return func(*args, **kwargs)
         generation, executor = self.generation, self.executor
         plan = self._dispatcher.plan(op_id, self.active)
@@ -479,7 +481,7 @@ class Local(threading.local):
     """State of the current thread.
 
     Attributes:
-        interceptor: notices the thread's operators; None outside of scopes.
+        interceptor: intercepts the thread's operators; None outside of scopes.
     """
 
     interceptor: Interceptor | None = None
@@ -489,7 +491,8 @@ LOCAL = Local()
 
 
 def remove_leftovers() -> bool:
-    """Take off the current thread's interceptors whose scopes have ended; whether there was one."""
+    """Remove the current thread's interceptors whose scopes have ended; return True if there was
+    one."""
     modes = _internals.modes()
     left = [mode for mode in modes if isinstance(mode, Interceptor) and mode.ended]
     if left:
@@ -504,7 +507,8 @@ class muted:  # noqa: N801 - reads as a statement
     """Run the current thread vanilla within it.
 
     Args:
-        only_reads: whether the code looks at tensors, whose classes are to know nothing of it.
+        only_reads: True if the code only reads tensors: classes that override operators are not
+            called.
     """
 
     __slots__ = ("_interceptor", "_running")

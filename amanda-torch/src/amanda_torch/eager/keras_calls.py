@@ -1,8 +1,8 @@
 """Intercepts Keras around its layers, where PyTorch is its backend.
 
-Its optimizers are none of PyTorch's, which has hooks for its own. And before it trains or builds a
-model it runs the layers on tensors of its own, to learn the shapes of their results: that is a part
-of the setup, and no forward pass of the program (Keras 3.15)::
+PyTorch's hooks for optimizers do not cover those of Keras. Before Keras trains or builds a model,
+it runs the layers on tensors of its own to learn the shapes of their results: that is a part of the
+setup, and no forward pass of the program (Keras 3.15)::
 
     calls = KerasCalls(dispatcher)
     calls.attach()
@@ -28,7 +28,7 @@ _OPTIMIZERS = "keras.optimizers"
 
 
 class KerasCalls:
-    """Follows them, from the import of Keras on."""
+    """Intercepts optimizers and shape inference of Keras, from its import on."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -83,8 +83,8 @@ def _inferring(vanilla: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _steps_of(optimizer: Any) -> int | None:
-    """The steps of an optimizer that accumulates gradients; None for one that steps at every
-    call."""
+    """The steps of an optimizer that accumulates gradients; None for an optimizer that steps at
+    each call."""
     if not getattr(optimizer, "gradient_accumulation_steps", None):
         return None
     with muted():

@@ -1,4 +1,4 @@
-"""Layers of Keras, where PyTorch is its backend: what they are called, and which calls are none."""
+"""Layers of Keras with PyTorch as its backend: their names, and calls that compute nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_symbolic(module: Any, inputs: Any) -> bool:
 def with_values(
     args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """The arguments of an operator, with their tensors in place of variables of Keras.
+    """The arguments of an operator, with variables of Keras replaced by their tensors.
 
     Such a variable is not a tensor: its ``__torch_function__`` calls the operator again, with the
     tensor (Keras 3.15).

@@ -1,4 +1,5 @@
-"""Calls of modules: they give operators their paths, and are reported to tools that ask for it."""
+"""Calls of modules: they determine the paths of operators, and are reported to tools with routines
+at modules."""
 
 from __future__ import annotations
 
@@ -29,11 +30,11 @@ _is_grad_enabled = torch.is_grad_enabled
 
 
 class VanillaCall:
-    """A call of a module, before and after which nothing is done.
+    """A call of a module without anything before or after it.
 
     Attributes:
-        run: what is called with the arguments of the module.
-        result: what it has returned, to be set by the caller.
+        run: the function to call with the arguments of the module.
+        result: its return value, to be set by the caller.
     """
 
     __slots__ = ("result", "run")
@@ -53,16 +54,16 @@ class NamedCall(VanillaCall):
     """A call of a module that gives the operators in it their path.
 
     Attributes:
-        parent: the frame of the module call that it is in.
+        parent: the frame of the calling module.
     """
 
     __slots__ = ("_module", "_tracker", "parent")
 
     def __init__(self, run: Callable[..., Any], tracker: Tracker, module: nn.Module) -> None:
-        # As the base class does, without a function: for each call of a module.
+        # As in the base class, without the call: at each call of a module.
         self.run, self.result = run, None
         self._tracker = tracker
-        # The wrapper that PyTorch calls, where ids name the module in it.
+        # A wrapper that PyTorch calls, if ids name the module in it.
         self._module = module
         self.parent: Frame = tracker.frame
 
@@ -103,7 +104,7 @@ class ReportedCall(NamedCall):
 
     def __enter__(self) -> ReportedCall:
         tracker = self._tracker
-        # What a checkpoint runs again in a backward pass is not a forward pass.
+        # Recomputation by a checkpoint in a backward pass is not a forward pass.
         is_outermost = tracker.frame.phase is not None and _graph_task() == -1
         super().__enter__()
         self._frame = tracker.frame
@@ -121,7 +122,7 @@ class ReportedCall(NamedCall):
 
     def _begin(self, is_outermost: bool) -> None:
         tracker, module = self._tracker, self._module
-        # The dispatcher's answer, unless something has changed since it was asked.
+        # The scopes of the last look-up, unless something has changed since.
         self._scopes = self._dispatcher.scopes() if tracker.stale else tracker.active
         if is_outermost:
             trains = _is_grad_enabled() and getattr(module, "training", True)
@@ -173,13 +174,13 @@ class ReportedCall(NamedCall):
 
 
 def called_modules(dispatcher: Dispatcher, vanilla: Any) -> Any:
-    """Return the ``nn.Module.__call__`` of scopes.
+    """Return the replacement of ``nn.Module.__call__``.
 
     It takes as many Python frames as PyTorch's own, so that modules can be nested as deep.
 
     Args:
         dispatcher: the driver's.
-        vanilla: PyTorch's own, or what another library has put in its place.
+        vanilla: PyTorch's own method, or another library's replacement.
     """
 
     def enter(module: Any, args: Any, kwargs: Any) -> VanillaCall:
@@ -223,11 +224,11 @@ def _run_fused(
 
 
 def _forward_of(vanilla: Any, module: nn.Module) -> Callable[..., Any]:
-    """Return what calls the forward pass of a module with the fewest Python frames."""
+    """Return the function that calls the forward pass of a module with the fewest Python frames."""
     if (
         vanilla is _internals.MODULE_CALL
         and _internals.COMPILED_CALL(module) is None
-        # PyTorch's profiler tells calls of modules by the frame of `MODULE_CALL`.
+        # PyTorch's profiler recognizes calls of modules by the frame of `MODULE_CALL`.
         and sys.getprofile() is None
     ):
         return _internals.PLAIN_CALL(module)  # type: ignore[no-any-return]
@@ -237,25 +238,25 @@ def _forward_of(vanilla: Any, module: nn.Module) -> Callable[..., Any]:
 class CallPatch:
     """The replacement of ``nn.Module.__call__`` in a scope.
 
-    ``torch.fx`` takes its place, too, for all threads, while one of them traces a model, and puts
-    back what it has found. So a scope does not begin during a trace of another thread, and one that
-    ends during a trace leaves the call to the end of that.
+    ``torch.fx`` also replaces the method, for all threads, while one of them traces a model, and
+    restores the method that it has found. So a scope does not begin during a trace of another
+    thread, and a scope that ends during a trace leaves the restoration to the end of the trace.
 
     Attributes:
-        call: what has been put on; PyTorch's own call before.
+        call: the replacement; PyTorch's own method before.
     """
 
     def __init__(self) -> None:
         self._patches = PatchSet()
         self.call: Any = _internals.MODULE_CALL
 
-    def put_on(self, wrapper: Callable[[Any], Any]) -> None:
-        """Replace the call by what `wrapper` makes of it; traces run by :func:`trace` already.
+    def replace(self, wrapper: Callable[[Any], Any]) -> None:
+        """Replace the method by ``wrapper(method)``; traces must run by :func:`trace` already.
 
-        It stays as it is, with a ``CoverageWarning``, where a trace of another thread does not end.
+        If a trace of another thread does not end, the method stays, with a ``CoverageWarning``.
         """
         latest = time.monotonic() + _LONGEST_TRACE
-        while not _LOCK.hold(self._put_on, wrapper):
+        while not _LOCK.hold(self._replace, wrapper):
             if time.monotonic() > latest:
                 _internals.warn_program(
                     "another thread traces a model with torch.fx, and has not ended in "
@@ -264,7 +265,7 @@ class CallPatch:
                 return
             time.sleep(0.001)
 
-    def _put_on(self, wrapper: Callable[[Any], Any]) -> bool:
+    def _replace(self, wrapper: Callable[[Any], Any]) -> bool:
         this = threading.get_ident()
         if any(thread != this for thread in _tracing()):
             return False
@@ -273,11 +274,11 @@ class CallPatch:
         self.call = vars(nn.Module)["__call__"]
         return True
 
-    def take_off(self) -> None:
-        """Put the call back; harmless when called twice."""
-        _LOCK.hold(self._take_off)
+    def restore(self) -> None:
+        """Restore the method; harmless when called twice."""
+        _LOCK.hold(self._restore)
 
-    def _take_off(self) -> None:
+    def _restore(self) -> None:
         if len(self._patches) and _tracing():
             _LEFT.append((self._patches, self.call))
             self._patches = PatchSet()
@@ -293,15 +294,14 @@ def trace(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call it; the frame says that this thread traces."""
-    # Code that replaces the call now has checked for traces before this one began.
+    """Call a function that traces; the frame of this call shows that the thread traces."""
+    # Wait for code that is replacing the method: it has checked for traces before this one began.
     _LOCK.hold(lambda: None)
     return function(*args, **kwargs)
 
 
 def _tracing() -> Sequence[int]:
-    """The threads that trace, as their frames tell: an interrupt may come at any line, and would
-    leave a list of them as it is."""
+    """The threads that trace, by their frames: after an interrupt a list of them would be wrong."""
     return _internals.threads_in(_run.__code__)
 
 
@@ -309,14 +309,14 @@ _LOCK = Lock()
 """Held while ``nn.Module.__call__`` is replaced or put back."""
 
 _LEFT: list[tuple[PatchSet, Any]] = []
-"""The replacements that ended scopes have left to the end of a trace."""
+"""The replacements that ended scopes have left in place until the end of a trace."""
 
 _LONGEST_TRACE = 30.0
 """Seconds that a scope waits for a trace, which may itself wait for the thread of the scope."""
 
 
 def _remove_left() -> None:
-    """Put back, after all traces, the call that scopes have left to them."""
+    """Restore, after all traces, the methods that ended scopes have left in place."""
     while _LEFT and vars(nn.Module)["__call__"] is _LEFT[-1][1] and not _tracing():
         patches, _ = _LEFT.pop()
         patches.undo()

@@ -1,4 +1,5 @@
-"""Frames: one module call each, at its place in the calling modules, reused in every iteration."""
+"""Frames of module calls, one for each call at its place in the calling modules; reused in every
+iteration."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Cell = list[Any]
 
 
 class Model:
-    """Stands for an outermost module: alive as long as that is, or a hook of one of its graphs."""
+    """Represents an outermost module: alive as long as the module or a hook of one of its
+    graphs."""
 
     __slots__ = ("__weakref__",)
 
@@ -28,8 +30,8 @@ class Child(records.ChildFields):
     as those of the module `inner`, which a compiled module calls without ``__call__``.
 
     Attributes:
-        is_fused: it may run as one operator, see :mod:`amanda_torch.eager.fused_modules`; or
-            tools are told of its calls. The gate leaves these calls to Python.
+        is_fused: True if it may run as one operator, see :mod:`amanda_torch.eager.fused_modules`,
+            or if its calls are reported to tools. The gate leaves these calls to Python.
     """
 
     __slots__ = ("inner", "model", "name")
@@ -50,8 +52,7 @@ class Child(records.ChildFields):
 class Called(weakref.ref[nn.Module]):
     """A reference to a module that was called within a frame.
 
-    One object: with a callback of its own it would be six for each module. It holds no tracker,
-    which would be a cycle.
+    It is one object, without a callback of its own, and holds no tracker, which would be a cycle.
 
     Attributes:
         key: the id of the module.
@@ -65,11 +66,11 @@ class Called(weakref.ref[nn.Module]):
 
     @classmethod
     def of(cls, module: nn.Module, children: dict[int, Child], last: dict[int, Called]) -> Self:
-        """A new one. Not by ``__new__`` and ``__init__``, which are two functions.
+        """Create a reference. Not by ``__new__`` and ``__init__``, which are two functions.
 
         Args:
-            children: those of the frame.
-            last: the references to modules where each was last met.
+            children: children of the frame.
+            last: by ``id()`` of a module, the reference of its last call.
         """
         called = cls(module, _forget)
         called.key, called._children, called._last = id(module), children, last
@@ -81,11 +82,11 @@ class Called(weakref.ref[nn.Module]):
         return child.frames[-1] if child is not None and child.frames else None
 
     def forget(self) -> None:
-        """The module is gone."""
+        """Drop the frames of a module that has been deleted."""
         child = self._children.pop(self.key, None)
         self._last.pop(self.key, None)
         if child is not None:
-            # It may be one of those that have run in this iteration.
+            # The child may be among those that have run in this iteration.
             child.frames.clear()
             child.model = None
 
@@ -99,21 +100,21 @@ class Frame(records.FrameFields):
 
     Attributes:
         path: the id's part before the slash, "" outside of modules.
-        cells: func to cell; an operator's position in its cell is its count. A tuple of a cell
-            where operators are checked and the last one was a forward one by its inputs.
+        cells: func to cell; an operator's position in its cell is its count. While operators are
+            checked, a tuple of the cell if the last one was a forward operator by its inputs.
         names: op name to cell; several funcs of one name share a cell.
         children: id of a module object to its :class:`Child`.
-        generation: of the plans in the cells, see
+        generation: generation of the plans in the cells, see
             :attr:`~amanda_torch.eager.op_ids.Tracker.generation`.
         caller: the frame that this one returns to, while it is active.
         module: weak reference to the module, None for the root.
-        model: the outermost module that it is a part of, None for the root.
-        captured: what is known of compiled graphs that run in the module call.
-        is_wrapped: whether the module was entered with a wrapper that runs it.
+        model: the outermost module, None for the root.
+        captured: facts about compiled graphs that run in the module call.
+        is_wrapped: True if the module was entered by a wrapper that runs it.
         phase: outside of modules, the phase of its operators, "" for the root; None within one.
-        asides: of the root, the frames of the other phases.
-        is_checked: whether operators ask for their phase before they are counted, see
-            :attr:`~amanda_torch.eager.op_ids.Tracker.root`: they are not to be found in `cells`.
+        asides: of the root, the frames of the other phases by phase.
+        is_checked: True if the phase of an operator is determined before it is counted, see
+            :attr:`~amanda_torch.eager.op_ids.Tracker.root`; `cells` holds no operators then.
     """
 
     __slots__ = (
@@ -157,20 +158,20 @@ class Frame(records.FrameFields):
             del self.cells[func]
 
     def restart(self) -> None:
-        """Begin a new iteration: all counters from zero."""
+        """Begin a new iteration: set all counters to zero."""
         for cell in self.names.values():
             cell[0] = 0
         for child in self.children.values():
             child.calls = 0
 
     def forget_plans(self, generation: int) -> None:
-        """Drop what is known of the operators: scopes, switches or actions have changed."""
+        """Drop the facts about operators, since scopes, switches or actions have changed."""
         for _, cell in self.named_cells():
             del cell[1:]
         self.generation = generation
 
     def cell_for(self, func: Any, name: str) -> Cell:
-        """The cell of an op name, to be found by `func` from now on."""
+        """The cell of an op name; register it for `func`."""
         cell = self.names.get(name)
         if cell is None:
             cell = self.names[name] = [0]
@@ -179,7 +180,7 @@ class Frame(records.FrameFields):
         return cell
 
     def named_cells(self) -> Iterator[tuple[str, Cell]]:
-        """All cells, those of other phases by a name that no operator has."""
+        """Yield all cells by name; names of other phases' cells begin with the phase."""
         yield from self.names.items()
         for frame in self.asides.values():
             for name, cell in frame.names.items():

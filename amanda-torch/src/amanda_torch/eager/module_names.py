@@ -1,4 +1,4 @@
-"""Names of modules in ids: of outermost ones, and of those below them by where they stand."""
+"""Names of modules in ids: of outermost modules, and of modules in them by their places."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Labels:
     Shared by all threads, so that a model has one name wherever it runs.
 
     Args:
-        forget: called with the name of a module that is gone, and so are all hooks on its graphs.
+        forget: called with the name of a module when it and all hooks on its graphs are deleted.
     """
 
     def __init__(self, forget: Callable[[str], None] = lambda label: None) -> None:
@@ -30,8 +30,8 @@ class Labels:
         self._models: dict[str, weakref.ref[Model]] = {}
 
     def label(self, module: nn.Module) -> tuple[str, Model]:
-        """``ResNet`` for the first ResNet that runs, ``ResNet@1`` for the second; and the
-        model."""
+        """The name of an outermost module, and its model: ``ResNet`` for the first ResNet that
+        runs, ``ResNet@1`` for the second."""
         return self._lock.hold(self._label, module)
 
     def _label(self, module: nn.Module) -> tuple[str, Model]:
@@ -88,13 +88,14 @@ def class_name(module: nn.Module) -> str:
 
 
 class Places:
-    """Where the modules below one are registered: the first place in the order of its children.
+    """The places where the modules below a module are registered, the first one of each in the
+    order of children.
 
-    Made in one walk, and then asked for one module after the other.
+    One walk collects them; :meth:`path` looks single modules up.
     """
 
     def __init__(self, top: nn.Module) -> None:
-        # By module its name and the one above; not pairs of them, which would be objects.
+        # By module its name and its parent; not pairs of them, which would be objects.
         self._names: dict[int, str] = {}
         self._above: dict[int, weakref.ref[nn.Module]] = {}
         # Not named_modules(): its generators are nested, so that a step costs the depth.
@@ -116,7 +117,7 @@ class Places:
     def path(self, owner: nn.Module, module: nn.Module) -> str | None:
         """The path of `module` below `owner`, without transparent wrappers.
 
-        None if the place of `module` is not below `owner`, or is another one by now.
+        None if `module` is not below `owner`, or has been moved.
         """
         names: list[str] = []
         while module is not owner:
@@ -124,7 +125,7 @@ class Places:
             above = reference() if reference is not None else None
             if above is None or above is module or getattr(above, name, None) is not module:
                 return None
-            # For each new module: most names need no function call.
+            # Called for each new module: most names need no function call.
             if type(above).__name__ not in TRANSPARENT or not is_transparent(above):
                 names.append(name)
             module = above

@@ -1,16 +1,16 @@
-"""Operator ids of the eager driver, and the module calls that they are made of.
+"""Operator ids of the eager driver, made from the module calls of a thread.
 
 An id is ``<outermost module's class>.<module path>/<op name>:<k>``, where `k` counts the
 operators of that name within one call of the module. Outside of modules operators count by their
-phase: ``/mul:0`` is the first one of the forward phase, ``/setup/mul:0`` one that makes weights. A
-:class:`Tracker` knows the module call that its thread is in::
+phase: ``/mul:0`` is the first of the forward phase, ``/setup/mul:0`` the first that creates
+weights. A :class:`Tracker` follows the module calls of its thread::
 
     caller = tracker.enter_module(module)
     ...                       # operators find their counters in tracker.cells
     tracker.go_to(caller)
 
-The frames of module calls are kept and reused in every iteration, with what is known of
-their operators, so that an operator costs a dictionary look-up and no string.
+Frames of module calls are reused in every iteration, with the facts about their operators, so that
+an operator costs a dictionary look-up and no string.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from amanda_torch.operators.names import CONSTANTS, TRANSPARENT, is_transparent
 
 _graph_task = _internals.graph_task
 _MAX_OUTERMOST = 1000
-"""Outermost modules of one iteration; with more, each is a model that is built, run and dropped."""
+"""Outermost modules of one iteration at most: a program with more builds, runs and drops models."""
 
 _LEARNING = 2
-"""Iterations in which all operators of a program without modules are asked for their phases: a
+"""Iterations in which the phases of all operators of a program without modules are determined: a
 first step, and one that begins after weights were changed."""
 
 _NOTED = 32
-"""Tensors whose phase is remembered, for the operators that compute with them next."""
+"""Tensors whose phase is remembered, for operators that read them."""
 
 _CALL_NUMBER = re.compile(r"#\d+")
 
 
 class Noted:
-    """The last tensors that were noted, held weakly, and found by their identity."""
+    """The last noted tensors, held weakly and found by identity."""
 
     def __init__(self) -> None:
         self._references: dict[int, Reference] = {}
@@ -64,14 +64,14 @@ class Noted:
             del references[next(iter(references))]
 
     def set(self, tensors: Sequence[Any]) -> None:
-        """Note these instead of all others, however many they are."""
+        """Note these tensors, however many, instead of all others."""
         # Small models are called as often as operators are.
         self._references = {id(tensor): Reference(tensor, nothing) for tensor in tensors}
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """True if it is one of them."""
+        """True if a tensor is among them."""
         reference = self._references.get(id(tensor))
-        # Another one may have got the identity of one that is gone.
+        # Another tensor may have the identity of a deleted one.
         return reference is not None and reference() is tensor
 
     def clear(self) -> None:
@@ -86,22 +86,22 @@ class Tracker(records.TrackerFields):
         active: the scopes that instrument operators now, unless `stale`.
         frame: the frame of the module call that is running.
         cells: ``frame.cells``, one look-up nearer to the operators.
-        root: the frame outside of all modules, of the forward phase. Its operators are checked for
-            their phase wherever a program calls modules, and in the first iterations of any
-            program. In one without modules, only those are checked later whose names have had
-            another phase by then, so that the others cost no check.
+        root: the frame outside of all modules, of the forward phase. The phases of its operators
+            are determined (checked) in programs that call modules, and in the first iterations of
+            any program. Later, in a program without modules, only operators whose names have had
+            another phase are checked, since checks cost time.
         checked: the operators that were checked in a program without modules, and their names.
-        codes: by the ``id`` of code, what it tells of the phase of what it calls, see
+        codes: by the ``id()`` of code, the phase of the operators that it calls, see
             :func:`~amanda_torch.eager.phases.phase_outside`.
-        known_codes: this code, so that no other gets its ``id``.
+        known_codes: the code in `codes`, kept so that its ``id()`` stays unique.
         is_building: whether a module was built since an outermost one was called.
         has_recorded: whether an operator outside of modules was recorded for differentiation.
         has_trained: whether a backward pass has ended.
-        has_continued: whether one has in this iteration that did not end it.
+        has_continued: whether one has ended in this iteration without ending it.
         is_inferring: whether layers of Keras run to learn the shapes of their results.
         generation: counts up whenever plans become out of date.
         iteration: counts up whenever the root counters restart.
-        results: what an outermost module has returned at its last call.
+        results: tensors that an outermost module has returned at its last call.
         has_run: whether an outermost module was called.
         tells: whether a tool has routines at derived points.
         tells_modules: whether a tool has routines at the entry or exit of modules.
@@ -124,10 +124,10 @@ class Tracker(records.TrackerFields):
         self.generation = 0
         self.iteration = 0
         self._labels = labels
-        # Not ids of modules: a new module may get the id of one that is gone.
+        # Not ids of modules: a new module may get the id of a deleted one.
         self._seen_outermost: set[Child] = set()
         self._last: dict[int, Called] = {}
-        # Of the outermost module that runs; made when its first child is new.
+        # For the outermost module that runs; created when its first child is new.
         self._places: Places | None = None
         self.results, self._more_results, self._measured = Noted(), Noted(), Noted()
         self.has_run = False
@@ -151,7 +151,7 @@ class Tracker(records.TrackerFields):
 
     @contextmanager
     def inferring_shapes(self) -> Iterator[None]:
-        """Within it, modules leave no trace, and all operators are of the setup."""
+        """Within it, calls of modules are ignored, and all operators are of the setup."""
         outer, frame, inferring = self.frame, self.outside("setup"), self.is_inferring
         try:
             self.is_inferring = True
@@ -162,7 +162,8 @@ class Tracker(records.TrackerFields):
             self.go_to(outer)
 
     def asks(self, name: str) -> bool:
-        """True if an operator that is called now is asked for its phase before it is counted."""
+        """True if the phase of an operator that is called now is determined before it is
+        counted."""
         frame = self.frame
         if frame.is_checked or not frame.asides:
             return frame.is_checked
@@ -171,7 +172,7 @@ class Tracker(records.TrackerFields):
         return any(name in a.names for a in frame.asides.values() if a.phase != left_out)
 
     def _end_checks(self) -> None:
-        """Count operators without a check, but those whose names have had another phase."""
+        """Count operators without a check, except operators whose names have had another phase."""
         root = self.root
         root.check(False)
         for func, name in self.checked.items():
@@ -186,13 +187,13 @@ class Tracker(records.TrackerFields):
             self.root.restart()
 
     def enter_module(self, module: nn.Module) -> Frame:
-        """Enter the frame of a module call; returns the frame to come back to."""
-        # enter_module() of the extension (operators.cc) does the same for a call that is known.
+        """Enter the frame of a module call; return the frame of the caller."""
+        # enter_module() of the extension (operators.cc) does the same for known calls.
         parent = self.frame
         if parent.phase:
             if self.is_inferring:
                 return parent
-            # An optimizer's step has raised.
+            # A step of an optimizer has raised.
             self.go_to(self.root)
             parent = self.root
         child = parent.children.get(id(module))
@@ -217,7 +218,7 @@ class Tracker(records.TrackerFields):
         return parent
 
     def path_of(self, module: nn.Module) -> str | None:
-        """The path that the next call of `module` from here has, None for its first one."""
+        """The path of the next call of `module` from here; None for its first call."""
         child = self.frame.children.get(id(module))
         if child is None or child.ref() is not module:
             return self.frame.path if self._is_within(module) else None
@@ -226,7 +227,7 @@ class Tracker(records.TrackerFields):
         return child.frames[call].path if call < len(child.frames) else None
 
     def forget_call(self, module: nn.Module) -> None:
-        """Take back that `module` was called from here: its next call has the same ids."""
+        """Undo the last call of `module` from here: its next call has the same ids."""
         child = self.frame.children.get(id(module))
         if child is None:
             if self._is_within(module):
@@ -247,7 +248,7 @@ class Tracker(records.TrackerFields):
             self.go_to(root)
         root.restart()
         for frame in root.asides.values():
-            # Building models is not part of an iteration, unless the program declares one.
+            # Building models is no part of an iteration, unless the program declares one.
             if frame.phase != "setup" or not (self.has_run or self.has_trained):
                 frame.restart()
         if root.is_checked and not self.has_run and self.iteration >= _LEARNING - 1:
@@ -257,7 +258,7 @@ class Tracker(records.TrackerFields):
         self.iteration += 1
 
     def forget_plans(self) -> None:
-        """Drop all plans: those of active frames now, the others when their frame is entered."""
+        """Drop all plans: in active frames now, in other frames when they are entered."""
         self.generation += 1
         frame: Frame | None = self.frame
         while frame is not None:
@@ -310,21 +311,22 @@ class Tracker(records.TrackerFields):
         return self.tells_modules or isinstance(module, FUSED)
 
     def note_results(self, results: Sequence[Any]) -> None:
-        """Note what an outermost module has returned."""
+        """Note the tensors that an outermost module has returned."""
         self.results.set(results)
 
     def note_outside(self, result: Any, phase: Phase) -> None:
-        """Note what an operator outside of modules has computed without gradients."""
+        """Note the result of an operator outside of modules that records no gradient."""
         if isinstance(result, torch.Tensor):
             noted = self._more_results if phase == "forward" else self._measured
             noted.add(result)
 
     def is_measured(self, tensors: Sequence[Any]) -> bool:
-        """True if one of these tensors was computed by an operator of another phase."""
+        """True if an operator of another phase than forward has computed one of these tensors."""
         return any(map(self._measured.has, tensors))
 
     def is_result(self, tensors: Sequence[Any]) -> bool:
-        """True if an outermost module has returned one of these tensors at its last call.
+        """True if an outermost module has returned one of these tensors at its last call, or the
+        tensor was computed from such a result.
 
         Or it was computed from one that it has.
         """
@@ -358,10 +360,10 @@ class Tracker(records.TrackerFields):
         return parent
 
     def _is_within(self, module: nn.Module) -> bool:
-        """True if a module calls itself that was entered with its wrapper.
+        """True if a module that was entered by its wrapper calls itself.
 
-        In PyTorch 2.13 ``OptimizedModule`` calls the ``__call__`` of a layer of ``torch.nn`` where
-        that is not captured as one graph, and the ``forward`` of other modules.
+        In PyTorch 2.13 ``OptimizedModule`` calls the ``__call__`` of a layer of ``torch.nn`` that
+        is not captured as one graph, and the ``forward`` of other modules.
         """
         frame = self.frame
         return frame.is_wrapped and frame.module is not None and frame.module() is module
@@ -398,7 +400,7 @@ class Tracker(records.TrackerFields):
         self.is_building = False
         if not self.has_run:
             if not (self.has_recorded or self.iteration):
-                # What was computed before has made weights.
+                # The operators before it have created weights.
                 self.root.restart()
             self.has_run = True
             self.root.check(True)
@@ -432,11 +434,11 @@ class Tracker(records.TrackerFields):
             return None
         if self._places is None:
             self._places = Places(self.modules()[-1])
-        # The second for a module that is registered later, or first at a place elsewhere.
+        # The second look-up finds modules that were registered later, or elsewhere at first.
         return self._places.path(owner, module) or Places(owner).path(owner, module)
 
     def _stray_name(self, parent: Frame, module: nn.Module) -> str:
-        """A name for a module that its caller does not register, e.g. one kept in a list."""
+        """A name for a module that its caller does not register, such as one in a list."""
         taken = {child.name for child in parent.children.values()}
         given = layer_name(module)
         if given and given not in taken:

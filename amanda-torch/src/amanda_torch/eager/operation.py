@@ -1,9 +1,9 @@
 """Runs the operator itself, between the routines before and after it.
 
-It computes with the values that the routines have left, which may be substitutes of the caller's
-tensors; a replacement may run in its place; and routines on its gradients as a whole are put in
-place around it. In-place and view operators need care at each of these steps: what they write
-into, and the tensors that they alias, must stay the caller's own.
+The operator computes with the values that the routines have returned, which may be substitutes of
+the caller's tensors; a replacement may run instead; and routines on its gradients as a whole are
+registered around it. In-place and view operators are special cases at each of these steps: the
+tensors that they write into or alias must stay the caller's own.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ from amanda_torch.operators.parameters import output_count
 from amanda_torch.routines import RoutineDispatcher
 
 _STATE = frozenset({"running_mean", "running_var"})
-"""Inputs that ``batch_norm`` and ``instance_norm`` change, though not in-place by their names."""
+"""Inputs that ``batch_norm`` and ``instance_norm`` change, although their names do not end with an
+underscore."""
 
 _OVERRIDING = "tensors that override PyTorch's operators"
 
@@ -62,22 +63,24 @@ and none of its elements."""
 _ONE_NODE = frozenset(
     "batch_norm layer_norm true_divide divide multiply subtract var var_mean std std_mean".split()
 )
-"""Operators made of others, of which one has the only autograd node."""
+"""Composite operators with a single autograd node."""
 
 _IN_ORDER = frozenset({"lstm", "group_norm"})
 """Operators of several nodes whose first input gets its gradient first."""
 
 _TENSORS = _internals.PLAIN_TENSORS | {type(None)}
-"""Types of inputs on which an operator is no other code of the program."""
+"""Types of inputs whose operators run no code of the program."""
 
 
 Behind = Callable[[Sequence[Any], Mapping[str, Any]], Sequence[int] | None]
-"""For the inputs and attributes of an operator, the inputs that it uses by views of them, if a
-single node of it produces the gradients of the others and of the views; otherwise None."""
+"""Function of the inputs and attributes of an operator that returns the positions of inputs that it
+uses through views, if a single node produces the gradients of the views and of all other inputs;
+else None."""
 
 
 def _behind_linear(values: Sequence[Any], _: Mapping[str, Any]) -> Sequence[int] | None:
-    # The weight is transposed. An input of more dimensions is made a matrix, by a copy if need be.
+    # The weight is transposed. An input of more dimensions becomes a matrix, by a copy unless it is
+    # contiguous.
     dimensions = values[0].dim()
     if dimensions < 2 or not values[0].is_contiguous():
         return None
@@ -101,7 +104,7 @@ def _behind_prelu(values: Sequence[Any], _: Mapping[str, Any]) -> Sequence[int] 
 def _behind_convolution(
     values: Sequence[Any], attributes: Mapping[str, Any]
 ) -> Sequence[int] | None:
-    # Where it is uneven, padding by name is done by a node of its own.
+    # Uneven padding by name has a node of its own.
     if isinstance(attributes.get("padding"), str) and attributes["padding"] != "valid":
         return None
     return (0,) if values[0].dim() < values[1].dim() else ()
@@ -123,23 +126,23 @@ _BEHIND_VIEWS: Mapping[str, Behind] = {
         for number in (1, 2, 3)
     },
 }
-"""Operators made of others, by what they compute with views of."""
+"""Composite operators that compute with views of inputs."""
 
 
 class Operation:
     """One run of the operator itself, or of its replacement.
 
     Args:
-        handle: leads hooks to the operator's records.
-        execution: runs the analyses after the operator, where some have yet to run.
-        outer: function modes of others, which the operator's own call is to meet.
+        handle: handle of the operator's records, for hooks.
+        execution: runs the pending analyses after the operator; None without one.
+        outer: function modes of the program, for the call of the operator.
 
     Attributes:
         plan: the operator's actions; complete when :meth:`run` has returned.
         in_place: whether the operator writes into an input or an ``out=`` tensor.
         is_function: whether the operator is an ``autograd.Function``, run as it is.
         start: the sequence number read before the operator.
-        values: those that it has run on.
+        values: the inputs with which it has run.
     """
 
     def __init__(
@@ -168,7 +171,8 @@ class Operation:
         name = call.op.__name__
         self.in_place = is_in_place(name, call.kwargs)
         self.records_gradients = torch.is_grad_enabled() and not (
-            # An autograd.Function takes tensors with and without tangents by aborting, or by zeros.
+            # An autograd.Function that gets tensors with and without tangents aborts, or gives
+            # zeros.
             _internals.in_functorch() or _internals.in_forward_ad()
         )
         self.is_function = plan.replace is None and is_function_call(call.func)
@@ -178,7 +182,7 @@ class Operation:
         """Run the operator on `values`, and then the analyses that see its outputs."""
         self.values = values
         if self.records_gradients and self.in_place:
-            # Afterwards the tensor that it writes into has another edge.
+            # Its run changes the edge of the tensor that it writes into.
             self._edges = [edge_of(value) for value in values]
             self._call.edges = [edge_of(value) for value in self._call.inputs]
         if self.is_function:
@@ -203,15 +207,15 @@ class Operation:
         return self._run_before_hooks(values) if on_inputs else self._vanilla(values)
 
     def _acts_on_inputs(self, values: list[Any]) -> bool:
-        """True if actions on gradients of inputs need an identity on the inputs."""
+        """True if actions on gradients of inputs require an identity on the inputs."""
         plan = self.plan
-        if plan.after_backward and not self._takes_no_identity:
-            # Tensors whose class overrides operators stay what they are.
+        if plan.after_backward and not self._refuses_identity:
+            # Tensors whose class overrides operators are not replaced.
             return True
         return plan.replace_backward is not None and not self._is_nested(values)
 
     def _run_before_hooks(self, values: list[Any]) -> Any:
-        """Run the operator, with the actions on the gradients of its inputs put in place."""
+        """Run the operator, with the actions on the gradients of its inputs registered."""
         plan = self.plan
         if self._writes_by_copies(values) and plan.replace_backward is None:
             # For an in-place operator on a view, autograd rebuilds the nodes of all views of the
@@ -220,7 +224,7 @@ class Operation:
             self._gathered = True
             if plan.replace is None:
                 return self._in_place_on_substitute(gathered)
-            # A replacement, too, may write into what it gets.
+            # A replacement may write into its inputs, too.
             return self._replaced(plan.replace, [gathered[0].clone(), *gathered[1:]])
         if self.in_place or self._is_view(values):
             return self._vanilla(values)
@@ -229,7 +233,7 @@ class Operation:
             return self._with_gradient(values)
         behind = self._behind_views(values)
         if behind and plan.claims:
-            # The order of routines (contract rule 8) wants those of all its nodes first.
+            # Contract rule 8: the routines of all of its nodes run first.
             in_order = self._call.op.__name__ != "linear"
             self._delayed = DelayedGradients(self._whole, values, behind, in_order)
             self._gathered = True
@@ -244,7 +248,8 @@ class Operation:
         return self._run_on(gathered)
 
     def _count_transformed(self) -> None:
-        """Say that the actions on gradients do nothing under ``torch.func`` or with tangents."""
+        """Count and warn that actions on gradients do nothing under ``torch.func`` or with
+        tangents."""
         needs_gradient = any(v is not None and _internals.needs_gradient(v) for v in self.values)
         if not (needs_gradient and torch.is_grad_enabled()):
             return
@@ -260,9 +265,9 @@ class Operation:
             )
 
     @property
-    def _takes_no_identity(self) -> bool:
-        """True if no input is to be replaced by an identity of it."""
-        return _internals.take_no_identity(self._call.inputs)
+    def _refuses_identity(self) -> bool:
+        """True if no input may be replaced by an identity of it."""
+        return _internals.refuse_identity(self._call.inputs)
 
     @property
     def _aliases(self) -> bool:
@@ -275,11 +280,11 @@ class Operation:
         return WholeOperator(self._dispatcher, self._handle)
 
     def _run_function(self, values: list[Any]) -> Any:
-        """Run an ``autograd.Function``, and note its node."""
+        """Run an ``autograd.Function``, and keep its node."""
         with created_nodes() as nodes:
             result = self._vanilla(values)
-        # A function that changes an argument in place returns that argument: the caller's tensor
-        # has to be changed where it has run on a substitute.
+        # A function that changes an argument in place returns that argument. If it ran with a
+        # substitute, the caller's tensor is changed here.
         given = {id(new): old for new, old in zip(values, self._call.inputs, strict=True)}
         outputs = tensors_of(result)
         changed = [given.get(id(output), output) for output in outputs]
@@ -293,28 +298,28 @@ class Operation:
     def _is_view(self, values: Sequence[Any]) -> bool:
         """True if the result may alias the one input that gets a gradient."""
         name = base_name(self._call.op.__name__)
-        # Of several operands einsum() computes products.
+        # With several operands einsum() computes products.
         if not self._aliases or (name == "einsum" and len(values) > 1):
             return False
-        # `x.expand_as(y)` takes no more of `y` than its shape.
+        # `x.expand_as(y)` reads only the shape of `y`.
         inputs = values[:1] if name.endswith("_as") else values
         wanted = [value for value in inputs if value is not None and value.requires_grad]
         return len(wanted) <= 1
 
     def _makes_views(self, values: Sequence[Any]) -> bool:
-        """True if it makes views of its first input, each by a node."""
+        """True if it makes several views of its first input, each by a node of its own."""
         is_known = self.plan.replace is None and base_name(self._call.op.__name__) in _SEVERAL_VIEWS
         return is_known and not self.in_place and values[0].requires_grad
 
     @property
     def _identity(self) -> type[torch.autograd.Function]:
-        """What tensors pass through whose gradients are gathered."""
+        """The class of the identity that gathers gradients."""
         return AmandaViews if self._aliases and not self.in_place else AmandaGradients
 
     def _behind_views(self, values: Sequence[Any]) -> Sequence[int] | None:
-        """Positions of the inputs that need a gradient and that the operator uses by views of them,
-        if it is known before the run that one node produces all other gradients of inputs, and
-        those of the views; otherwise None."""
+        """Positions of the inputs that need a gradient and that the operator uses through views;
+        None unless it is known before the run that one node produces the gradients of the views and
+        of all other inputs."""
         if (
             self.plan.replace is not None
             or self._outer
@@ -333,15 +338,16 @@ class Operation:
         return behind and [index for index in behind if values[index].requires_grad]
 
     def _is_nested(self, values: Sequence[Any]) -> bool:
-        """True if no ``autograd.Function`` takes the values, or the caller's tensors."""
+        """True if the values or the caller's tensors are nested tensors, which no
+        ``autograd.Function`` takes."""
         tensors = (*values, *self._call.inputs)
-        return self._takes_no_identity and any(map(_internals.is_strided_nested, tensors))
+        return self._refuses_identity and any(map(_internals.is_strided_nested, tensors))
 
     def _writes_by_copies(self, values: list[Any]) -> bool:
         """True if the operator writes into a view or a list (and not into an ``out=`` tensor), so
-        that routines on the gradients of its inputs want it to run on copies.
+        that it runs on copies if there are routines on the gradients of its inputs.
 
-        Notes whether it is a list of tensors that overlap, which has none to run on.
+        Sets `_overlaps` for a list of overlapping tensors, which cannot run on copies.
         """
         if (
             not self.in_place
@@ -353,20 +359,20 @@ class Operation:
         targets = [self._call.inputs[index] for index in self._first_argument()]
         if len(targets) == 1:
             return _internals.is_view(values[0])
-        # One after the other, each would be written into as the one before it has left it.
+        # The write into each tensor would change the next one.
         self._overlaps = overlap(targets)
         return not self._overlaps
 
     def _run_on(self, values: list[Any]) -> Any:
-        """Run on aliases or identities of the values; one that the operator returns as it is
-        (``x.to(x.dtype)``) becomes the value again."""
+        """Run with aliases or identities of the values; one that the operator returns as it is
+        (``x.to(x.dtype)``) is replaced by the value."""
         result = self._vanilla(values)
         outputs = tensors_of(result)
         origin = {id(new): old for new, old in zip(values, self.values, strict=True)}
         return with_tensors(result, outputs, [origin.get(id(o), o) for o in outputs])
 
     def hook_outputs(self, outputs: list[Any]) -> list[Any]:
-        """Put the routines on the output gradients in place; the outputs to use from now on."""
+        """Register the routines on the output gradients; return the outputs to use from now on."""
         if self.plan.acts_on_gradients and not self.records_gradients:
             self._count_transformed()
         if self._function is not None:
@@ -381,7 +387,7 @@ class Operation:
         return hook_outputs(self._whole, outputs, self.start, self._identity)
 
     def hook_inputs(self, result: Any) -> None:
-        """Put the actions on the input gradients in place, where it was not done before the run.
+        """Register the actions on the input gradients that were not registered before the run.
 
         Raises:
             CapabilityError: no single hook sees all input gradients.
@@ -400,14 +406,14 @@ class Operation:
         edges = self._edges or [edge_of(value) for value in self.values]
         outputs = tensors_of(result)
         whole, values = self._whole, self.values
-        if self._takes_no_identity and any(map(_internals.takes_few, self._call.inputs)):
-            # They leave the operator sample by sample, past autograd: routines get None.
+        if self._refuses_identity and any(map(_internals.refuses_reads, self._call.inputs)):
+            # The gradients of samples bypass autograd: routines get None.
             self._dispatcher.not_seen("gradients of the samples of an ExpandedWeight")
         if self._overlaps:
             self._dispatcher.not_seen("gradients of lists of tensors that overlap")
             return
         if not hook_input_edges(whole, kinds, edges, outputs, self.start, values):
-            if self._takes_no_identity:
+            if self._refuses_identity:
                 of = "nested tensors" if self._is_nested(values) else _OVERRIDING
                 self._dispatcher.not_seen(f"gradients of {of}")
                 return
@@ -418,7 +424,7 @@ class Operation:
             )
 
     def _not_gathered(self) -> list[ActionKind]:
-        """The kinds of actions on input gradients for which nothing was done before the run."""
+        """The kinds of actions on input gradients that were not registered before the run."""
         plan, before = self.plan, self._before
         kinds = (
             (ActionKind.AFTER_BACKWARD_OP, before.after_backward, plan.after_backward),
@@ -427,7 +433,7 @@ class Operation:
         return [kind for kind, then, now in kinds if now and not (then and self._gathered)]
 
     def _vanilla(self, values: list[Any]) -> Any:
-        """The operator or its replacement, on the values at hand."""
+        """Run the operator or its replacement with these values."""
         call = self._call
         if self.plan.replace is not None:
             return self._replaced(self.plan.replace, values)
@@ -440,12 +446,12 @@ class Operation:
         if call.attributes.get("training") or call.attributes.get("use_input_stats"):
             for name, old, new in zip(call.names, call.inputs, values, strict=True):
                 if name in _STATE and new is not old:
-                    # The operator has updated the substitute; the model keeps the original.
+                    # The operator has updated the substitute; the model holds the original.
                     old.copy_(new)
         return result
 
     def _call_func(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call the operator; function modes of others see it as if Amanda were not there."""
+        """Call the operator; function modes of the program see it as without Amanda."""
         if not (self._outer or _internals.READING.is_on):
             return _internals.call_in_place(self._call.func, args, kwargs)
         _internals.show_modes(self._outer)
@@ -457,7 +463,7 @@ class Operation:
                 _internals.hide_modes()
 
     def _replaced(self, action: Action, values: list[Any]) -> Any:
-        """The replacement's result; where the operator writes into tensors, so does this."""
+        """Run a replacement; if the operator writes into tensors, write the result into them."""
         result = self._dispatcher.replace(action, values, self._call)
         outputs = tensors_of(result)
         out = self._call.kwargs.get("out")
@@ -465,7 +471,8 @@ class Operation:
         if not outputs and self._has_written(values, result, wanted):
             return result
         first = self._first_argument() if self.in_place else []
-        # The schema of _foreach_mul_() has no output; Python gets the list that is written into.
+        # _foreach_mul_() has no output by its schema; in Python it returns the list that it writes
+        # into.
         declared = wanted or (len(first) if wanted == 0 else None)
         _check_count(action, declared, outputs, result)
         if out is not None:
@@ -476,9 +483,10 @@ class Operation:
         return outputs[0] if wanted == 1 else result
 
     def _has_written(self, values: Sequence[Any], result: Any, wanted: int | None) -> bool:
-        """Hand on what a replacement without outputs has written into the values that it got.
+        """Copy the values that a replacement without outputs has written into to the caller's
+        tensors.
 
-        As ``x[i] = v`` does, and fused optimizers do.
+        For operators such as ``x[i] = v`` and fused optimizers.
 
         Args:
             wanted: the number of outputs of the operator; None if any number.
@@ -497,7 +505,7 @@ class Operation:
         """Write the outputs of a replacement into the tensors of the first argument.
 
         Returns:
-            What the operator returns: the tensor, or the list of them.
+            The result of the operator: the tensor, or the list of tensors.
         """
         targets = [self._call.inputs[index] for index in self._first_argument()]
         self._check_writable(action, outputs, targets)
@@ -515,13 +523,14 @@ class Operation:
         targets: Sequence[Any],
         is_resized: bool = False,
     ) -> None:
-        """Check that PyTorch would have an operator write such outputs into these tensors.
+        """Check that PyTorch allows an operator to write outputs of these types and shapes into
+        tensors.
 
         Args:
-            is_resized: whether the tensors get the shapes of the outputs, as those of ``out=``.
+            is_resized: True if the tensors get the shapes of the outputs, as with ``out=``.
 
         Raises:
-            RoutineResultError: the type has no place in that of a tensor, or the shape differs.
+            RoutineResultError: the type cannot be cast to that of the tensor, or the shape differs.
         """
         for output, target in zip(outputs, targets, strict=False):
             if output is target:
@@ -537,15 +546,15 @@ class Operation:
             )
 
     def _first_argument(self) -> list[int]:
-        """Positions of the tensors of the first argument: one, or those of a list."""
+        """Positions of the tensors of the first argument: a tensor or a list of tensors."""
         places = self._call.places
         return [i for i, place in enumerate(places) if place[0] == places[0][0]]
 
     def _targets(self) -> list[int]:
         """Positions of the inputs that the operator writes into.
 
-        One in place writes into the tensors of its first argument, one or a list of them
-        (``_foreach_add_``), and each into those that its schema names.
+        An in-place operator writes into its first argument, a tensor or a list of tensors
+        (``_foreach_add_``), and any operator into the inputs that its schema marks.
         """
         first = self._first_argument() if self.in_place else []
         return sorted({*first, *self._call.written})
@@ -554,7 +563,7 @@ class Operation:
         """Compute with substitutes, and write the results into the caller's tensors."""
         call = self._call
         if base_name(call.op.__name__) in _RESHAPING:
-            # The caller's tensor is to have the new shape, which no copy into it would give it.
+            # The caller's tensor gets the new shape, which a copy into it would not set.
             _write(values[0], call.inputs[0])
             return self._call_func(call.args, call.kwargs)
         if self._is_refused():
@@ -578,13 +587,13 @@ class Operation:
     def _is_refused(self) -> bool:
         """True if PyTorch refuses to write into a tensor that shares memory with another input.
 
-        A substitute shares it with none. Only the operator itself knows which overlaps it allows:
-        it runs on a copy of that memory.
+        A substitute shares no memory. Which overlaps an operator allows is found by running it on a
+        copy of that memory.
         """
         call, target = self._call, self._call.inputs[0]
-        # The trial run would draw numbers from the program's generator.
+        # That run would draw numbers from the program's generator.
         is_plain = has_memory(target) and not call.kwargs.get("generator")
-        # Operators on lists write into more.
+        # Operators on lists write into several tensors.
         if not is_plain or self._targets() != [0] or _internals.in_functorch():
             return False
         values = list(call.inputs)
@@ -628,13 +637,14 @@ class Operation:
 
 
 def _write(value: Any, target: Any) -> None:
-    """Give a tensor that the operator writes into its value, if it has not."""
+    """Copy a value into a tensor, unless it is that tensor."""
     if value is not target:
         target.copy_(value)
 
 
 def _written_out(out: Any, result: Any, outputs: Sequence[Any]) -> Any:
-    """Write the outputs of a replacement into the tensors of ``out=``, which are resized as ever.
+    """Write the outputs of a replacement into the tensors of ``out=``, which are resized as by
+    PyTorch.
 
     Returns:
         `result` with these tensors, which an operator with ``out=`` returns.
@@ -642,7 +652,7 @@ def _written_out(out: Any, result: Any, outputs: Sequence[Any]) -> Any:
     targets = tensors_of(out)
     for output, target in zip(outputs, targets, strict=True):
         if target.shape != output.shape:
-            # By an operator with ``out=``, which warns of it as the one that is replaced.
+            # By an operator with ``out=``, which gives the same warning as the replaced one.
             value = output.detach().to(target.dtype)
             _internals.call_in_place(torch.detach_copy, (value,), {"out": target})
             strides = torch.empty_like(output, device="meta").stride()
@@ -652,7 +662,7 @@ def _written_out(out: Any, result: Any, outputs: Sequence[Any]) -> Any:
 
 
 def made_leaf(output: Any, inputs: Sequence[Any]) -> bool:
-    """True if `output` is a new leaf that needs a gradient: the operator is a factory."""
+    """True if `output` is a new leaf that needs a gradient, as a factory function makes it."""
     return (
         output.requires_grad
         and output.grad_fn is None
@@ -661,23 +671,23 @@ def made_leaf(output: Any, inputs: Sequence[Any]) -> bool:
 
 
 def _declared_outputs(call: TorchCall) -> int | None:
-    """How many tensors an operator returns; None if any number."""
-    # nonzero() has one output by its schema, and a tuple of them where this is asked for.
+    """The number of tensors that an operator returns; None for any number."""
+    # nonzero() has one output by its schema, and a tuple of tensors with as_tuple=True.
     is_tuple = call.attributes.get("as_tuple")
     return None if is_tuple else output_count(call.func, call.op.__name__)
 
 
 def _check_count(action: Action, declared: int | None, outputs: Sequence[Any], result: Any) -> None:
-    """Check how many tensors a replacement has returned.
+    """Check the number of tensors that a replacement has returned.
 
     Args:
-        declared: how many the operator returns; None if any number.
+        declared: the number that the operator returns; None for any number.
         outputs: the tensors in `result`.
 
     Raises:
-        RoutineResultError: it has returned others.
+        RoutineResultError: the number or the types differ.
     """
-    # An operator may leave outputs out, as the tangent of a tensor without one.
+    # An operator may omit outputs, as the tangent of a tensor without one.
     absent = sum(item is None for item in result) if isinstance(result, tuple) else 0
     if not outputs or declared not in (None, len(outputs), len(outputs) + absent):
         tensors = {None: "tensors", 0: "without a tensor", 1: "tensor"}

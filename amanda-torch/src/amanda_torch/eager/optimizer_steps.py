@@ -1,4 +1,4 @@
-"""Steps of optimizers, which are a phase of the program and end an iteration."""
+"""Reports steps of optimizers, which are a phase of the program and end an iteration."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from amanda_torch.eager.interceptors import LOCAL
 
 
 class OptimizerSteps:
-    """Reports the steps of optimizers, by PyTorch's hooks for all optimizers.
+    """Reports the steps of optimizers by PyTorch's hooks for all optimizers.
 
-    The operators of a step count as those of the optimizer phase, unless a closure computes a loss
-    within it.
+    The operators of a step are of the optimizer phase, except for a loss that a closure computes.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -33,7 +32,7 @@ class OptimizerSteps:
 
     def attach(self) -> None:
         """Register the hooks."""
-        # Not the methods of a class: optimizers have a step of their own.
+        # Not patches of a class: optimizers have step methods of their own.
         self._hooks.append(register_optimizer_step_pre_hook(self._begins))
         self._hooks.append(register_optimizer_step_post_hook(self._has_ended))
 
@@ -44,10 +43,10 @@ class OptimizerSteps:
             self._hooks.pop()
 
     def patch(self, patches: PatchSet) -> None:
-        """Notice the steps that a gradient scaler skips, which call no optimizer.
+        """Report the steps that a gradient scaler skips without a call of the optimizer.
 
-        It skips a step where gradients overflow, as in the first steps with float16. Without the
-        notice, gradients would seem to be accumulated.
+        It skips steps whose gradients overflow, as the first ones with float16. Otherwise these
+        gradients would count as accumulated.
         """
         patches.wrap(torch.amp.GradScaler, "step", self._scaled)
 
@@ -61,7 +60,7 @@ class OptimizerSteps:
 
         return step
 
-    # In a compiled step Dynamo would trace them, and warn of the clock.
+    # In a compiled step Dynamo would trace the hooks, and warn of the clock.
     @_internals.not_traced
     def _begins(self, optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         interceptor = LOCAL.interceptor
@@ -76,7 +75,7 @@ class OptimizerSteps:
         if interceptor is not None and interceptor.frame.phase == "optimizer":
             interceptor.go_to(interceptor.root)
             if interceptor.has_continued:
-                # No pass of this step has ended its iteration.
+                # No backward pass of this step has ended its iteration.
                 interceptor.new_iteration()
         self._dispatcher.points.optimizer_ends(self._dispatcher.scopes())
 
@@ -86,11 +85,11 @@ def has_optimizer(module: nn.Module) -> bool:
     kinds, found = [torch.optim.Optimizer], []
     for kind in kinds:
         kinds += kind.__subclasses__()
-        # PyTorch marks the step of a class when it makes the first optimizer of it.
+        # PyTorch marks the step method of a class when its first optimizer is created.
         if hasattr(kind.step, "hooked"):
             found.append(kind)
     weights = {id(parameter) for parameter in module.parameters()}
-    # PyTorch has no list of its optimizers, and most are made before the scope.
+    # PyTorch has no list of optimizers, and most are created before the scope.
     for one in gc.get_referrers(*found) if found else ():
         if isinstance(one, torch.optim.Optimizer):
             for group in vars(one).get("param_groups", ()):

@@ -33,7 +33,7 @@ _BY_CODE: tuple[tuple[str, Phase], ...] = (
     ("torch.amp.grad_scaler", "optimizer"),
     ("torch.cuda.amp.grad_scaler", "optimizer"),
     ("torch.utils.data", "other"),
-    # What is computed again in a backward pass.
+    # Recomputation in a backward pass.
     ("torch.utils.checkpoint", "forward"),
     ("keras.src.initializers", "setup"),
     ("keras.src.random.seed_generator", "setup"),
@@ -41,13 +41,14 @@ _BY_CODE: tuple[tuple[str, Phase], ...] = (
     ("keras.src.backend.torch.optimizers", "optimizer"),
     ("keras.src.metrics", "other"),
 )
-"""Modules of Python, with all below them, whose code runs operators of one phase."""
+"""Python modules, with all modules in them, whose code runs operators of one phase."""
 
 _OF_MODULES = frozenset(
     """__init__ apply _apply to load_state_dict _load_from_state_dict reset_parameters
     initialize_parameters""".split()
 )
-"""Methods of ``nn.Module`` that build or initialise, or that its subclasses have for that."""
+"""Methods that build or initialise a module, of ``nn.Module`` or by convention of its
+subclasses."""
 
 _OF_OPTIMIZERS = frozenset({"step", "zero_grad", "__init__"})
 
@@ -55,21 +56,22 @@ _MEASURING = frozenset(
     """argmax argmin argsort sort topk eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__
     isnan isfinite isinf detach item tolist numpy cpu allclose equal any all""".split()
 )
-"""Operators outside of modules through which no loss is computed: what follows are metrics."""
+"""Operators outside of modules that begin the computation of metrics: no loss passes through
+them."""
 
 _INITIALISING = frozenset({"requires_grad_", "__set__"})
 
 _ASKED = _MEASURING | _INITIALISING
-"""Operators of which the calling code is asked, though they are recorded."""
+"""Operators whose phase depends on the calling code even if they are recorded."""
 
 _FILLING = frozenset(
     """bernoulli_ cauchy_ copy_ exponential_ fill_ fill_diagonal_ geometric_ log_normal_ normal_
     random_ uniform_ zero_""".split()
 )
-"""Operators in place that do not compute with what was in the tensor."""
+"""In-place operators that do not read the tensor."""
 
 _DEEPEST = 60
-"""Calling functions that are looked at."""
+"""Calling functions that are examined, at most."""
 
 
 def phase_of(call: TorchCall, tracker: Tracker) -> Phase:
@@ -82,7 +84,7 @@ def phase_of(call: TorchCall, tracker: Tracker) -> Phase:
         # Lazy modules and Keras' layers draw their weights within the first call of the module.
         may_build = "keras" in sys.modules or makes(name, call.inputs)
         return "setup" if may_build and _by_caller(tracker) == "setup" else "forward"
-    # Checked operators of the root are forward ones, see Tracker.root.
+    # Checked operators of the root frame are forward ones, see Tracker.root.
     if frame.is_checked:
         # PyTorch's own code in Python, and hooks, run operators of a backward pass.
         return "backward" if _by_caller(tracker) == "backward" else "forward"
@@ -95,7 +97,7 @@ def phase_outside(name: str, values: Sequence[Any], tracker: Tracker) -> Phase:
     Args:
         name: its name.
         values: its arguments.
-        tracker: notes what the operator tells of the program.
+        tracker: the thread's tracker, which keeps facts that follow from the operator.
     """
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     for value in values:
@@ -111,8 +113,9 @@ def phase_outside(name: str, values: Sequence[Any], tracker: Tracker) -> Phase:
 
 
 def is_plainly_recorded(name: str, args: Sequence[Any]) -> bool:
-    """True if an operator outside of modules is a forward one, as far as can be told at once."""
-    # Modes see the attributes that are read from tensors.
+    """True if an operator outside of modules is a forward one, by a quick check of its
+    arguments."""
+    # Function modes see reads of tensors' attributes.
     if not torch.is_grad_enabled() or name in _ASKED or _internals.mode_depth():
         return False
     # Not any(): a generator is one more frame, at each operator of a loss.
@@ -121,7 +124,7 @@ def is_plainly_recorded(name: str, args: Sequence[Any]) -> bool:
             if value.requires_grad:
                 return True
         elif type(value) is list:
-            # Of the parts of a loss, which torch.stack() gets.
+            # A list of the parts of a loss, as torch.stack() gets it.
             for item in value:
                 if type(item) is torch.Tensor and item.requires_grad:
                     return True
@@ -131,7 +134,7 @@ def is_plainly_recorded(name: str, args: Sequence[Any]) -> bool:
 def _phase_of_code(
     name: str, tensors: Sequence[Any], tracker: Tracker, found: Phase | None
 ) -> Phase:
-    """The phase of an operator outside of modules; its callers point to `found`."""
+    """The phase of an operator outside of modules; `found` is the phase by its callers."""
     is_recorded = _is_recorded(tensors)
     if found is not None:
         # A closure of an optimizer computes its loss within the optimizer's step.
@@ -142,7 +145,7 @@ def _phase_of_code(
 
 
 def _phase_without_loss(name: str, tensors: Sequence[Any], tracker: Tracker) -> Phase:
-    """The phase of an operator through which no loss is computed, and of which no caller tells."""
+    """The phase of an operator that no loss passes through, if its callers determine none."""
     if _updates(name, tensors):
         return "setup" if tracker.is_building else "optimizer"
     if name in _MEASURING and tracker.has_run:
@@ -150,8 +153,8 @@ def _phase_without_loss(name: str, tensors: Sequence[Any], tracker: Tracker) -> 
     if tracker.is_result(tensors):
         return "forward"
     if not tensors and name not in _INITIALISING:
-        # What makes weights is within a constructor, or is told that they need a gradient. Data are
-        # made in each iteration, by operators that have the same id in the first one.
+        # Weights are made within a constructor, or with requires_grad. Data are made in each
+        # iteration, by operators that have the same id in the first one.
         return "other"
     if tracker.is_building:
         return "setup"
@@ -170,18 +173,18 @@ def _updates(name: str, tensors: Sequence[Any]) -> bool:
 
 
 def _computes(tensors: Sequence[Any], tracker: Tracker) -> bool:
-    """True if an operator that no gradient follows, nor a module, is one of functional code."""
+    """True if an operator without gradients and without modules belongs to functional code."""
     if tracker.is_measured(tensors):
         return False
     if not tracker.has_trained:
         return True
-    # In training they are of the data, of metrics, of updates.
+    # In training such operators belong to data, metrics or updates.
     is_functional = not tracker.has_run
     return is_functional and (torch.is_grad_enabled() or any(map(_wants_gradient, tensors)))
 
 
 def makes(name: str, values: Sequence[Any]) -> bool:
-    """True if an operator makes a tensor, or gives one its first values."""
+    """True if an operator creates a tensor, or sets its first values."""
     if name in _FILLING or name in _INITIALISING:
         return True
     return not any(isinstance(value, torch.Tensor) for value in values)
@@ -196,11 +199,12 @@ def _wants_gradient(value: Any) -> bool:
 
 
 def _by_caller(tracker: Tracker) -> Phase | None:
-    """The phase that follows from the calling functions, the innermost one that determines it."""
+    """The phase by the calling functions: by the innermost one that determines it."""
     frame = inspect.currentframe()
     codes, depth = tracker.codes, _DEEPEST
     while frame is not None and depth:
-        # By identity: code that Dynamo has made may hold what has no hash. It is kept alive.
+        # By identity: code that Dynamo has made may hold constants without a hash. It is kept
+        # alive.
         meaning = codes.get(id(frame.f_code), _UNKNOWN)
         if meaning is _UNKNOWN:
             meaning = codes[id(frame.f_code)] = _meaning_of(frame)
@@ -218,10 +222,10 @@ _UNKNOWN = object()
 
 
 def _phase_by(meaning: Any, frame: FrameType) -> Phase | None:
-    """The phase that follows from this call of a function.
+    """The phase by one calling function.
 
     Args:
-        meaning: what its code does, see :func:`_meaning_of`.
+        meaning: meaning of its code, see :func:`_meaning_of`.
     """
     if meaning is nn.Module:
         return "setup" if isinstance(_first_argument(frame), nn.Module) else None
@@ -232,7 +236,8 @@ def _phase_by(meaning: Any, frame: FrameType) -> Phase | None:
 
 
 def _meaning_of(frame: FrameType) -> Any:
-    """The phase of what a function calls; or the class that its first argument has to be of."""
+    """The phase of the operators that a function calls, or the required class of its first
+    argument."""
     module = frame.f_globals.get("__name__", "")
     if isinstance(module, str) and module.startswith(("torch", "keras")):
         for prefix, phase in _BY_CODE:

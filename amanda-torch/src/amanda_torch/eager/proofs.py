@@ -34,7 +34,8 @@ COMPILED = "torch.compile"
 
 
 def proofs() -> Sequence[Proof]:
-    """One for each mechanism; two for transforms, of which one needs no compiler of PyTorch.
+    """A proof for each mechanism; two for transforms, one of which does not import PyTorch's
+    compiler.
 
     PyTorch 2.13 imports its compiler at the first checkpoint, and at the first gradient of
     functorch, which takes three seconds.
@@ -105,7 +106,7 @@ def _tensor(*values: float, requires_grad: bool = False) -> torch.Tensor:
 
 
 def _unlike(what: str, got: Any, expected: Any) -> Iterator[str]:
-    """A problem, unless the two are equal; tensors become lists."""
+    """Yield a problem unless two values are equal; tensors become lists."""
     values = [v.tolist() if isinstance(v, torch.Tensor) else v for v in (got, expected)]
     if values[0] != values[1]:
         yield f"{what}: {values[0]} instead of {values[1]}"

@@ -1,7 +1,7 @@
-"""Records of the program's place, and of what is known of its operators.
+"""Base classes of records that the extension reads at each operator.
 
-The extension reads them at each operator. If it is installed, they are types of its own; otherwise
-they are the classes here, of the same names and fields.
+If the extension is installed, they are types of its own; otherwise they are the classes here, with
+the same names and fields.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from amanda_torch import accel
 if TYPE_CHECKING or accel.refusal():
 
     class TrackerFields:
-        """Where a thread is, see :class:`amanda_torch.eager.op_ids.Tracker`.
+        """Fields of a tracker, see :class:`amanda_torch.eager.op_ids.Tracker`.
 
         Attributes:
             cells: ``frame.cells``.
@@ -31,27 +31,29 @@ if TYPE_CHECKING or accel.refusal():
         thread: dict[str, Any]
 
     class FrameFields:
-        """One module call, see :class:`amanda_torch.eager.module_frames.Frame`.
+        """Fields of the frame of a module call, see
+        :class:`amanda_torch.eager.module_frames.Frame`.
 
         Attributes:
             cells: func to cell.
             names: op name to cell.
             children: id of a module to its child.
-            generation: of the plans in the cells.
+            generation: generation of the plans in the cells.
             caller: the frame that this one returns to, while it is active.
         """
 
         __slots__ = ("caller", "cells", "children", "generation", "names")
 
     class ChildFields:
-        """One module called within a frame, see :class:`amanda_torch.eager.module_frames.Child`.
+        """Fields of a module called within a frame, see
+        :class:`amanda_torch.eager.module_frames.Child`.
 
         Attributes:
             ref: a weak reference to the module.
             transparent: True if it has no frames.
             is_fused: True if Python runs all of its calls.
             calls: the number of calls in this iteration.
-            frames: of these calls.
+            frames: frames of these calls.
         """
 
         __slots__ = ("calls", "frames", "is_fused", "ref", "transparent")
@@ -59,17 +61,17 @@ if TYPE_CHECKING or accel.refusal():
         frames: list[Any]
 
     class KnownFields:
-        """What is known of an operator, see :class:`amanda_torch.eager.execution.KnownOp`.
+        """Fields of the facts about an operator, see :class:`amanda_torch.eager.execution.KnownOp`.
 
         Attributes:
-            executor: runs it, or goes on, where the extension cannot.
+            executor: runs the operator, or the rest of its routines, if the extension cannot.
             claims: True if some tool looks at its backward operators.
             steps_before, steps_after: the steps of its plan that the extension may run; None if
                 Python runs them.
-            gradients: what is known of its backward operators.
-            form: of its layout, see :attr:`amanda_torch.operators.layouts.Layout.form`; None
+            gradients: facts about its backward operators.
+            form: form of its layout, see :attr:`amanda_torch.operators.layouts.Layout.form`; None
                 without one.
-            iterations: by operator the iteration in which it last ran with gradients.
+            iterations: by operator id, the iteration in which it last ran with gradients.
             op_id: its id.
             name: its name.
         """

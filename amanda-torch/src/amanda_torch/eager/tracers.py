@@ -1,11 +1,12 @@
 """Patches for PyTorch's tracers and compiler, and for the native fast paths.
 
-The driver steps aside while ``torch.export``, ``make_fx``, ``torch.fx`` or ``torch.jit`` record
-a model: otherwise its mode, module calls and override checks would be recorded, too. A function
+The driver is inactive while ``torch.export``, ``make_fx``, ``torch.fx`` or ``torch.jit`` record a
+model: otherwise its mode, module calls and override checks would be recorded, too. A function
 compiled with ``torch.compile`` runs as it is captured, or eagerly, in covered threads, so that its
 operators are seen.
-``has_torch_function`` answers as if our mode were not there, so that modules with a fused native
-path (``nn.MultiheadAttention`` in eval mode) still take it.
+
+``has_torch_function`` ignores our mode, so that modules with a fused native path
+(``nn.MultiheadAttention`` in eval mode) still take it.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from amanda_torch.eager.module_calls import CallPatch, trace
 
 
 class Tracers:
-    """The patches of this module, as one that is attached and detached."""
+    """The patches of this module, attached and detached together."""
 
     def __init__(self, capture: Callable[[Any, Interceptor], Any]) -> None:
-        """Nothing is patched yet.
+        """Create the patches without attaching them.
 
         Args:
-            capture: gives the callback by which Dynamo is to run a compiled function under an
-                interceptor, in place of its own, or the reason for which it runs eagerly.
+            capture: returns the callback that replaces Dynamo's own for a compiled function under
+                an interceptor, or the reason why the function runs eagerly.
         """
         self._patches = PatchSet()
         self._checks = PatchSet()
@@ -57,13 +58,13 @@ class Tracers:
         compiled: bool = True,
         has_mode: bool = True,
     ) -> None:
-        """Patch the tracers that are imported; the others when they are.
+        """Patch the imported tracers now, and others when they are imported.
 
         Args:
-            called_modules: makes, of ``nn.Module.__call__``, what takes its place; None: it stays.
-            fast_paths: patch the checks by which modules choose their native fast paths.
-            compiled: run compiled functions as they are captured, or eagerly.
-            has_mode: our mode lies where PyTorch's own checks see it.
+            called_modules: returns the replacement of ``nn.Module.__call__``; None to leave it.
+            fast_paths: True to patch the checks by which modules choose their native fast paths.
+            compiled: True to run compiled functions captured or eagerly.
+            has_mode: True if our mode is on the stack that PyTorch's own checks read.
         """
         self._has_checks = fast_paths
         self._has_mode = has_mode
@@ -71,21 +72,22 @@ class Tracers:
         self._patch_checks()
         self._patch([(_internals.FX_TRACE, self._tracing)], _internals.FX)
         if called_modules is not None:
-            self._call.put_on(called_modules)
+            self._call.replace(called_modules)
         for module, notes in _internals.COMPILER_NOTES.items():
             self._when_imported(module, functools.partial(self._patch_found, notes))
         for module, wrappers in self._entries(compiled).items():
             self._when_imported(module, functools.partial(self._patch, wrappers))
 
     def _entries(self, compiled: bool) -> Mapping[str, list[tuple[str, Callable[[Any], Any]]]]:
-        """What is replaced in modules of PyTorch, and what makes the replacements, by module."""
+        """The replaced attributes of PyTorch, and the functions that make the replacements, by
+        module."""
         entries: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
             module: [(path, self._suspending) for path in paths]
             for module, paths in _internals.TRACERS.items()
         }
-        # Not what stands there: another thread may have begun a trace.
+        # Not the current attribute: another thread may have begun a trace.
         call = self._call.call
-        # While one thread traces, modules of others are called by this.
+        # While one thread traces, modules of other threads are called by this.
         entries[_internals.FX] = [(_internals.FX_MODULE_CALL, lambda _: call)]
         entries[_internals.COMPILER_MODULE] = [
             *([(_internals.COMPILER_CALLBACK, self._uncompiled)] if compiled else ()),
@@ -95,7 +97,7 @@ class Tracers:
                 for name, keyword in _internals.COMPILER_CAPTURES.items()
             ),
         ]
-        # Not in its own module, from which Dynamo's others take it as they are imported.
+        # Not in its own module, from which Dynamo's other modules import it.
         entries[_internals.COMPILER] = [(_internals.COMPILER_MODES, _keeping_mode)]
         entries[_internals.PROFILER] = [(_internals.PROFILER_START, _with_vanilla_class)]
         entries[_internals.COMPILER_MODULES] = [(_internals.COMPILER_MODULE_CALL, lambda _: call)]
@@ -115,9 +117,9 @@ class Tracers:
         while self._watches:
             self._watches[-1].close()
             self._watches.pop()
-        self._call.take_off()
+        self._call.restore()
         self._patches.undo()
-        # Another thread may import the compiler, and would put them on again.
+        # Another thread may import the compiler, which would patch again.
         self._has_checks = False
         self._checks.undo()
 
@@ -136,7 +138,7 @@ class Tracers:
             )
 
     def _patch_found(self, wrappers: Mapping[str, Callable[[Any], Any]], module: str) -> None:
-        """Patch the existing attributes of a module; without the others less is captured, but
+        """Patch the existing attributes of a module; without missing ones less is captured, but
         correctly."""
         for path, wrapper in wrappers.items():
             owner, _, name = path.rpartition(".")
@@ -197,7 +199,7 @@ class Tracers:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """The current thread is as if no scope were open."""
+        """Within it, the current thread runs as without a scope."""
         interceptor = LOCAL.interceptor
         if interceptor is None:
             yield
@@ -209,7 +211,7 @@ class Tracers:
                 above = interceptor.exit()
             yield
         finally:
-            # First, so that the end of the scope finds it after an interrupt, and drops it.
+            # First, so that the end of the scope drops it after an interrupt.
             LOCAL.interceptor = interceptor
             if listening and not interceptor.is_listening():
                 interceptor.enter(above)
@@ -217,11 +219,12 @@ class Tracers:
     # -- compiling --------------------------------------------------------
 
     def _uncompiled(self, vanilla: Any) -> Any:
-        """Compiled functions run captured, or eagerly, in covered threads; the latter is said."""
+        """The patch by which compiled functions run captured or eagerly in covered threads; the
+        latter is reported."""
 
         @functools.partial(named_as, vanilla)
         def callback_from_stance(callback: Any) -> Any:
-            # Asked several times in each call of a compiled function.
+            # Called several times in each call of a compiled function.
             if callback is None or callback is False or not callable(callback):
                 return vanilla(callback)
             interceptor = LOCAL.interceptor
@@ -257,7 +260,7 @@ class Tracers:
     # -- override checks --------------------------------------------------
 
     def _prepare_compiler(self, _: str) -> None:
-        """Let Dynamo find PyTorch's own checks, which it looks up once; ours call them."""
+        """Have Dynamo look up PyTorch's own checks now, which it does once; ours call them."""
         self._checks.undo()
         _internals.look_up_handlers()
         self._patch_checks()
@@ -272,7 +275,7 @@ class Tracers:
 
 
 def _with_vanilla_call(vanilla: Any) -> Any:
-    """Let a compiled module bind the vanilla call of the module it is made of: it keeps it."""
+    """Have a compiled module bind the vanilla call of its module, which it keeps."""
 
     @functools.wraps(vanilla)
     def initialize(self: Any) -> Any:
@@ -283,7 +286,7 @@ def _with_vanilla_call(vanilla: Any) -> Any:
         own = vars(module)
         if "__call__" in own or type(module).__call__ is not nn.Module.__call__:
             return vanilla(compiled)
-        # Not at the class, by which other threads call modules meanwhile.
+        # Not in the class, through which other threads call modules meanwhile.
         own["__call__"] = types.MethodType(_internals.MODULE_CALL, module)
         try:
             return vanilla(compiled)
@@ -294,7 +297,8 @@ def _with_vanilla_call(vanilla: Any) -> Any:
 
 
 def _keeping_mode(vanilla: Any) -> Any:
-    """Keep the mode on if captured code sets the function modes, which do not include Amanda's."""
+    """Keep the mode on the stack if captured code sets the function modes, which do not include
+    Amanda's."""
 
     @functools.wraps(vanilla)
     def set_torch_function_mode_stack(stack: Sequence[Any]) -> None:
@@ -305,7 +309,7 @@ def _keeping_mode(vanilla: Any) -> Any:
             and interceptor.is_listening()
             and interceptor not in stack
         ):
-            # It is captured where no other mode is on, and so lies below all that it enters.
+            # Code is captured without other modes: ours is below all modes that it enters.
             stack = [interceptor, *stack]
         vanilla(stack)
 
@@ -313,7 +317,7 @@ def _keeping_mode(vanilla: Any) -> Any:
 
 
 def _with_vanilla_class(vanilla: Any) -> Any:
-    """Let a function find the vanilla ``nn.Module.__call__``, which it keeps beyond the scope."""
+    """Have a function read the vanilla ``nn.Module.__call__``, which it keeps beyond the scope."""
 
     @functools.wraps(vanilla)
     def enable(*args: Any, **kwargs: Any) -> Any:
@@ -330,16 +334,17 @@ def _with_vanilla_class(vanilla: Any) -> Any:
 _PLAIN = frozenset(
     {torch.Tensor, nn.Parameter, nn.Buffer, type(None), int, float, bool, str, tuple, list}
 )
-"""Types without ``__torch_function__`` of their own, most of what is asked about."""
+"""Types without a ``__torch_function__`` of their own, which most arguments have."""
 
 
 def _overrides(asked: Callable[[tuple[Any, ...]], Sequence[Any] | None], vanilla: Any) -> Any:
-    """A check for overrides of ``__torch_function__``, as if our mode were not there.
+    """A check for overrides of ``__torch_function__`` that ignores our mode.
 
     Functions written in Python then go straight to the operators that they call.
 
     Args:
-        asked: given the arguments of a call, the objects that it asks about; None for a wrong call.
+        asked: function of the arguments of a check that returns the objects to check; None for a
+            wrong call.
     """
 
     def has_torch_function(*args: Any, **kwargs: Any) -> bool:
@@ -377,7 +382,7 @@ def _overrides_of_modules(vanilla: Any) -> Any:
     def has_torch_function(*args: Any, **kwargs: Any) -> bool:
         interceptor = LOCAL.interceptor
         if interceptor is None:
-            # Before the frame is asked for, which Dynamo cannot compile.
+            # Before the frame is read, which Dynamo cannot compile.
             return bool(vanilla(*args, **kwargs))
         caller = _internals.caller_frame(1).f_globals.get("__name__")
         if caller in ASKING and interceptor.fused.is_denied:
@@ -396,7 +401,7 @@ def _is_covered() -> bool:
     """True if a scope that has not ended covers the current thread."""
     if STATE.held:
         find_active(vars(STATE))
-    # Asked several times in each call of a compiled function: a generator would cost a frame.
+    # Called several times in each call of a compiled function: a generator would cost a frame.
     for scope in STATE.scopes:  # noqa: SIM110
         if scope.alive:
             return True

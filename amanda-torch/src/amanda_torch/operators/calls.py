@@ -1,4 +1,5 @@
-"""One call of an operator of PyTorch: flat inputs and attributes, and the way back.
+"""One call of an operator of PyTorch: flat inputs and attributes, and the arguments rebuilt from
+them.
 
 ::
 
@@ -36,7 +37,7 @@ Path = tuple[Any, ...]
 """The indices and keys that lead to an item of nested lists, tuples and dicts."""
 
 Place = str | tuple[Source, Path]
-"""Where an input sits in a call: in an argument, or the keyword of an absent optional tensor."""
+"""The place of an input in a call: in an argument, or the keyword of an absent optional tensor."""
 
 
 _CONTAINERS = (list, tuple, dict)
@@ -72,7 +73,7 @@ def _expand(
         value: the argument, or what is in it.
         path: leads to it.
         found: is added to.
-        around: the containers that it is in. One that holds itself is not gone into again.
+        around: the enclosing containers: one that contains itself is not entered again.
     """
     if isinstance(value, torch.Tensor):
         found.append((value, path))
@@ -109,7 +110,7 @@ def item_at(place: Place, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
 
 
 def put_item(place: Place, args: list[Any], kwargs: dict[str, Any], value: Any) -> None:
-    """Put `value` at one place of a call; containers are copied on the way."""
+    """Put `value` at one place of a call, into copies of containers."""
     if isinstance(place, str):
         kwargs[place] = value
         return
@@ -128,9 +129,8 @@ class TorchCall(OpCall):
         written: positions of the inputs that the operator writes into.
         places: the place of each input.
         modules: a function that gives the running modules, innermost first.
-        edges: where the inputs' gradients go, see
-            :func:`amanda_torch.autograd.nodes.edge_of`; noted before an operator that changes
-            its inputs in place, since their edges are others afterwards.
+        edges: edges of the inputs' gradients, see :func:`amanda_torch.autograd.nodes.edge_of`; read
+            before an in-place operator, which changes them.
     """
 
     func: Any = None
@@ -158,7 +158,8 @@ class TorchCall(OpCall):
         Args:
             func, name, op_id: the operator's function, name and id.
             args, kwargs, module, modules: see the attributes.
-            key: declares the parameters where `func` is a closure that does not.
+            key: the object that declares the parameters, if `func` is a closure without a
+                declaration.
         """
         kinds = "".join(["T" if isinstance(arg, torch.Tensor) else _kind(arg) for arg in args])
         keywords: tuple[Any, ...] = ()
@@ -202,7 +203,7 @@ class TorchCall(OpCall):
         marker = [None if tensor is None else _EMPTY for tensor in self.inputs]
         args, kwargs = _placed(self.args, self.kwargs, self.places, self.inputs, marker)
         kwargs.pop("out", None)
-        # None of the program's code and models, to which an autograd.Function leads.
+        # No code and no models of the program, to which an autograd.Function leads.
         called = _weak(self.func), [*map(_weak, args)], {k: _weak(v) for k, v in kwargs.items()}
         op_id, places = self.op_id, tuple(self.places)
         del args, kwargs
@@ -222,8 +223,8 @@ class TorchCall(OpCall):
 
 
 _NAMES: Memo[tuple[str, ...], tuple[str, ...]] = Memo(1024)
-"""The names of the inputs of operators, each sequence once: they are kept for each operator.
-Concatenations of many tensors have one for each number of them."""
+"""The names of inputs, one object for equal sequences, which all operators keep. Concatenations
+have a sequence for each number of tensors."""
 
 
 _GONE = object()
@@ -231,11 +232,11 @@ _GONE = object()
 
 
 def _weak(value: Any) -> Callable[[], Any]:
-    """A reference to an operator's function, or to an argument, that keeps no code and no module of
-    the program alive; it gives ``_GONE`` for one that is gone.
+    """A reference to an operator's function or argument that keeps no code and no module of the
+    program alive; it returns ``_GONE`` for a deleted one.
 
-    A program may define an ``autograd.Function`` in a function, where it leads to models and
-    tensors. What tools keep of the operator is not to keep these.
+    An ``autograd.Function`` that is defined in a function leads to models and tensors, which tools
+    must not keep alive.
     """
     if isinstance(value, functools.partial) and not value.keywords and len(value.args) == 1:
         outer, inner = value.func, _weak(value.args[0])
@@ -247,7 +248,7 @@ def _weak(value: Any) -> Callable[[], Any]:
 
 
 _EMPTY = object()
-"""Takes the place of a tensor in a call that is to hold none."""
+"""Replaces a tensor in a call that must hold none."""
 
 
 class FlatArguments:
@@ -321,7 +322,7 @@ class FlatArguments:
 
 
 def _rest_of(name: str, value: Any) -> dict[str, Any]:
-    """The attribute of a list that mixes tensors and others, such as an index: tensors are None."""
+    """The attribute for a list of tensors and other items, such as an index: tensors are None."""
     if not isinstance(value, (list, tuple)):
         return {}
     plain = [None if _has_tensor(item) else item for item in value]
@@ -356,11 +357,11 @@ def tensors_of(result: Any) -> list[Any]:
 
 
 def outputs_of(result: Any, inputs: Sequence[Any], written: Sequence[int]) -> list[Any]:
-    """The outputs of an operator: the tensors of its result, or those that it has written into if
-    it returns nothing, as fused optimizers do.
+    """The outputs of an operator: the tensors of its result, or the written inputs of an operator
+    without a result, as of fused optimizers.
 
     Args:
-        written: the positions of these among the inputs.
+        written: positions of the written inputs.
     """
     if isinstance(result, torch.Tensor):
         return [result]
@@ -370,16 +371,16 @@ def outputs_of(result: Any, inputs: Sequence[Any], written: Sequence[int]) -> li
 
 
 def tensors_in(value: Any) -> list[Any]:
-    """The tensors that a module takes or gives, flat: those in mappings and data classes, too.
+    """The input or output tensors of a module, flat, including those in mappings and data classes.
 
-    What is held twice is looked at once, but a tensor counts at each place.
+    A container that is held twice is searched once; a tensor counts at each place.
     """
     if isinstance(value, torch.Tensor):
         return [value]
     found = []
-    # Not nested.leaves(), which takes functions for each leaf.
+    # Not nested.leaves(), which calls functions for each leaf.
     waiting = [iter(_items(value))]
-    # What is nested may lead back to what it is in, as a node of a graph does.
+    # A nested object may lead back to its container, as a node of a graph does.
     seen = {id(value): value}
     while waiting:
         for item in waiting[-1]:
@@ -396,7 +397,7 @@ def tensors_in(value: Any) -> list[Any]:
 
 
 def _items(value: Any) -> Iterable[Any]:
-    """The objects that a module may take its tensors from."""
+    """The items of an object in which a module's tensors may be."""
     if isinstance(value, (list, tuple)):
         return value
     if isinstance(value, (dict, Mapping)):
@@ -408,7 +409,7 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def with_tensors(result: Any, old: Sequence[Any], new: Sequence[Any]) -> Any:
-    """`result` with its tensors `old` replaced by `new`, in the structure it has."""
+    """Return `result` with its tensors `old` replaced by `new`, in the same structure."""
     if new is old:
         return result
     if all(a is b for a, b in zip(old, new, strict=True)):

@@ -1,8 +1,8 @@
 """The positions of an operator's inputs in its arguments, found once per form of call.
 
-:class:`~amanda_torch.operators.calls.TorchCall` describes a call by the operator's schema,
-which takes long. A model calls an operator in the same form every time, and which of the
-arguments are the flat inputs depends on nothing but the form::
+:class:`~amanda_torch.operators.calls.TorchCall` describes a call by the operator's schema, which
+takes time. A model calls an operator in the same form every time, and the form determines the
+positions of the flat inputs::
 
     layout = Layout.of(call, name, func)     # once
     inputs = layout.values(func, args, kwargs)   # at every call; None if its form is another
@@ -28,12 +28,12 @@ class Layout:
     types of the items of lists.
 
     Attributes:
-        is_in_place: whether the operator writes into its first input or an ``out=`` tensor.
-        writes: whether it writes into any input.
+        is_in_place: True if the operator writes into its first input or an ``out=`` tensor.
+        writes: True if it writes into any input.
         written: of an operator that returns None: positions of the inputs that count as its
             outputs.
-        form: what the extension reads: the function, the keywords, the types, the lists, the
-            places, `is_in_place` and `writes`; None where outputs are inputs.
+        form: the data for the extension: function, keywords, types, lists, places, `is_in_place`
+            and `writes`; None if outputs are inputs.
     """
 
     __slots__ = (
@@ -72,7 +72,7 @@ class Layout:
 
     @classmethod
     def of(cls, call: TorchCall, name: str, key: Any) -> Self | None:
-        """The layout of calls like this one; None where the form does not determine it.
+        """The layout of calls of the same form; None if the form does not determine it.
 
         Args:
             call: the call.
@@ -86,7 +86,7 @@ class Layout:
         if any(isinstance(value, (list, tuple, dict)) for value in (*others, *nested)):
             return None
         if any(map(_internals.overrides, flat)):
-            # What the driver reads of such tensors must not reach their class.
+            # Reads of such tensors by the driver must not reach their class.
             return None
         in_place, written = is_in_place(name, call.kwargs), call.written
         writes = in_place or bool(written)
@@ -116,7 +116,7 @@ class Layout:
             if tuple(map(type, items)) != types:
                 return None
             flat += tuple(items)
-        # A comprehension would be a frame more.
+        # A comprehension would cost a frame.
         return list(map(flat.__getitem__, self._places))
 
 

@@ -1,4 +1,4 @@
-"""The memory of tensors that operators write into: what they share, and copies to compute with."""
+"""The memory of tensors that operators write into: overlaps, and copies to compute with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def has_memory(value: Any) -> bool:
 
 
 def overlap(tensors: Sequence[Any]) -> bool:
-    """True if some of several tensors may have memory in common."""
+    """True if some tensors may share memory."""
     spans = []
     for tensor in filter(has_memory, tensors):
         # On the meta device there is no memory.
@@ -34,8 +34,8 @@ def overlap(tensors: Sequence[Any]) -> bool:
 
 
 def distinct_part(value: Any, target: Any) -> Any:
-    """The part of a value that belongs to different elements of `target`, in memory: all of it, but
-    one element of each dimension that `target` has been expanded by."""
+    """The part of a value for distinct elements of `target` in memory: one element of each expanded
+    dimension, all elements of the others."""
     if not has_memory(target):
         return value
     for dimension, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
@@ -47,15 +47,15 @@ def distinct_part(value: Any, target: Any) -> Any:
 def copied_for(value: Any, target: Any) -> Any:
     """A copy of a value to write into in place of `target`, and expanded as that is.
 
-    Few operators write into an expanded tensor, such as ``zero_``; the others raise as ever.
+    Few operators write into an expanded tensor, such as ``zero_``; others raise, as without Amanda.
     """
     part = distinct_part(value, target)
     return _cloned(value) if part is value else _cloned(part).expand(target.shape)
 
 
 def _cloned(value: Any) -> Any:
-    """A copy that has the strides, too: ``normal_`` fills a contiguous tensor in another order, and
-    elements that overlap are written several times."""
+    """A copy with the same strides: ``normal_`` fills a contiguous tensor in another order, and
+    overlapping elements are written several times."""
     if not has_memory(value) or value.is_contiguous():
         return value.clone()
     strides = value.shape, value.stride()

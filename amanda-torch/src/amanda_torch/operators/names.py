@@ -25,7 +25,7 @@ from amanda_torch import _internals
 
 
 class Kind(enum.Enum):
-    """How the call of a function is treated."""
+    """The treatment of calls of a function."""
 
     LEAF = enum.auto()
     """The function is an operator."""
@@ -44,7 +44,7 @@ IGNORED = frozenset(" ".join(_TABLES["no_operators"].values()).split())
 """Functions that are no operators, by name without the overload."""
 
 _VIEWS = frozenset(_TABLES["views"].split())
-"""Operators whose result may alias an input: an identity on the input would cut the two apart."""
+"""Operators whose result may alias an input: an identity on the input would end that."""
 
 _BACKWARD_ENTRIES = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
@@ -73,7 +73,7 @@ def name_of(func: Any) -> str:
 
 
 def kind_of(func: Any) -> Kind:
-    """How calls of `func` are treated."""
+    """The treatment of calls of `func`."""
     if func in _BACKWARD_ENTRIES:
         return Kind.COMPOSITE
     name = name_of(func)
@@ -81,13 +81,13 @@ def kind_of(func: Any) -> Kind:
     if base in IGNORED or base.startswith(("_record_function", "sym_")):
         return Kind.IGNORED
     if _internals.is_registered(func) and _internals.namespace_of(func) == "prims":
-        # Kernels that PyTorch has written in Python, which its dispatcher calls, consist of them.
+        # PyTorch's kernels in Python, which its dispatcher calls, consist of them.
         return Kind.IGNORED
     return Kind.COMPOSITE if isinstance(func, types.FunctionType) else Kind.LEAF
 
 
 def is_builtin(func: Any) -> bool:
-    """True if `func` is an operator of ATen: it is written in C++, and no one else's."""
+    """True if `func` is an operator of ATen, in C++."""
     if isinstance(func, (_internals.OpOverload, _internals.OpOverloadPacket)):
         return _internals.namespace_of(func) == "aten"
     return not isinstance(func, (types.FunctionType, functools.partial, type))
@@ -123,7 +123,7 @@ class OpView:
 
 
 def op_view(func: Any, name: str) -> Any:
-    """`func` itself if its ``__name__`` is the operator's name, else a view of that name."""
+    """Return `func` if its ``__name__`` is the operator's name, else a view of that name."""
     return func if getattr(func, "__name__", None) == name else OpView(func, name)
 
 
@@ -135,7 +135,7 @@ TRANSPARENT = {
     "CheckpointWrapper",
     "OffloadWrapper",
 }
-"""Wrappers of PyTorch that leave no trace in ids: a model has the same ids without them."""
+"""Wrappers of PyTorch that ids do not mention: a model has the same ids without them."""
 
 
 def is_transparent(module: nn.Module) -> bool:
@@ -160,8 +160,8 @@ class Constants:
     """The parameters and buffers of models, looked up once per call of a model.
 
     Attributes:
-        is_filled: whether those of a model are known.
-        labels: the outermost modules that have run, in this order, and what their ids begin with.
+        is_filled: True if those of a model are known.
+        labels: the outermost modules that have run, in order, and the beginning of their ids.
     """
 
     def __init__(self) -> None:
@@ -171,8 +171,8 @@ class Constants:
         self.is_filled = False
 
     def forget(self, module: nn.Module) -> None:
-        """Look at a model anew: it is called again, and may have been changed since."""
-        # In this order: another thread may look one up meanwhile.
+        """Forget a model's constants at a new call: it may have been changed."""
+        # In this order: another thread may look up a constant meanwhile.
         self.is_filled = False
         self._found.pop(module, None)
         if self._found:
@@ -191,17 +191,17 @@ class Constants:
         """
         if self._member(running[-1], tensor) is not None:
             return True
-        # ``torch.func.functional_call`` may have put it in place of a parameter since then.
+        # ``torch.func.functional_call`` may have replaced a parameter with it since then.
         for own in _internals.own_members(running[0]):
-            # Asked for each input of each new operator: generators would cost frames.
+            # Called for each input of each new operator: generators would cost frames.
             for member in own.values():
                 if member is tensor:
                     return True
         return False
 
     def name(self, running: Sequence[nn.Module], tensor: torch.Tensor) -> ParameterName | None:
-        """The path of a parameter of the outermost of the modules that run, or where none runs of
-        the first model that holds it; None for other tensors."""
+        """The path of a parameter in the outermost running module, or without one in the first
+        model that holds it; None for other tensors."""
         if running and self.has(running, tensor) and self._member(running[-1], tensor) is None:
             self._found.pop(running[-1], None)
         for top in running[-1:] or list(self.labels):
@@ -222,10 +222,10 @@ class Constants:
 def _members(top: nn.Module) -> dict[int, Member]:
     """The parameters and buffers of a module and of those in it, by identity.
 
-    One that is used twice has its first name.
+    A shared one has its first name.
     """
-    # Not named_parameters(), whose generators are nested: in the innermost of many modules the
-    # stack of the program has no room for as many frames again.
+    # Not named_parameters(), whose generators are nested as deep as the modules: the stack may lack
+    # room for them.
     waiting, seen = [("", top)], set()
     found: dict[int, Member] = {}
     while waiting:
@@ -250,8 +250,8 @@ CONSTANTS = Constants()
 def is_constant(tensor: Any, modules: Callable[[], list[nn.Module]]) -> bool:
     """True if `tensor` is a parameter or buffer of one of the running modules, or a variable.
 
-    A variable is a leaf that requires a gradient where no module runs; in a
-    module such a leaf is its input.
+    A variable is a leaf that requires a gradient, outside of modules; within a module such a leaf
+    is an input.
     """
     if isinstance(tensor, nn.Parameter):
         return True
@@ -263,7 +263,7 @@ def is_constant(tensor: Any, modules: Callable[[], list[nn.Module]]) -> bool:
     try:
         return tensor.is_leaf and tensor.requires_grad
     except RuntimeError:
-        # A view that was made and changed under no_grad may not be asked.
+        # Reading is_leaf raises for a view that was made and changed under no_grad.
         return False
 
 

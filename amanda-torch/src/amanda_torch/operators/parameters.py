@@ -1,10 +1,10 @@
-"""The declared parameters of PyTorch's operators, and where a call passes each of them.
+"""The declared parameters of PyTorch's operators, and their places in a call.
 
 :func:`slots_of` matches the form of a call against the operator's overloads::
 
     slots_of(torch.conv2d, "conv2d", "TTNO", (("padding", "O"),))
 
-PyTorch's schemas tell the order of a C-level operator's parameters and which of them are
+PyTorch's schemas give the order of a C-level operator's parameters and the parameters that are
 tensors; ``torch.overrides`` has signatures of the few operators without a schema.
 """
 
@@ -70,7 +70,7 @@ _INDEXING: Mapping[str, tuple[SchemaParameter, ...]] = {
 """Parameters of indexing: the schemas of these names are those of TorchScript's lists."""
 
 _ALIASES = {"axis": "dim", "keepdims": "keepdim", "x2": "other", "x1": "self", "x": "self"}
-"""NumPy's keywords, which PyTorch's argument parser takes besides its own."""
+"""NumPy's keywords, which PyTorch's argument parser also accepts."""
 
 
 def _from_schema(schema: Any, name: str) -> tuple[SchemaParameter, ...]:
@@ -112,11 +112,11 @@ def _from_signature(function: Any, *, skip: int = 0) -> tuple[SchemaParameter, .
 
 _T = TypeVar("_T")
 _OF_CLASSES: weakref.WeakKeyDictionary[type, dict[Any, Any]] = weakref.WeakKeyDictionary()
-"""The parameters of ``autograd.Function`` classes, as long as the program holds these."""
+"""The parameters of ``autograd.Function`` classes, while the program holds the classes."""
 
 
 def _kept(function: Callable[..., _T]) -> Callable[..., _T]:
-    """`function` with a memory, which holds no class that is its first argument."""
+    """Return `function` with a cache that does not keep classes in its first argument alive."""
     cached = functools.lru_cache(maxsize=4096)(function)
 
     @functools.wraps(function)
@@ -157,9 +157,9 @@ def _candidates(func: Any, name: str) -> tuple[tuple[SchemaParameter, ...], ...]
 
 
 def output_count(func: Any, name: str) -> int | None:
-    """How many tensors the operator returns; None if that is not declared or varies.
+    """The number of tensors that the operator returns; None if it is undeclared or varies.
 
-    It is 0 for those that return nothing, or a number, as ``equal``.
+    It is 0 for operators that return nothing or a number, such as ``equal``.
     """
     # An `autograd.Function` is applied by a partial function, which holds its class.
     unknown = (types.FunctionType, type, functools.partial)
@@ -177,7 +177,7 @@ def _output_count(func: Any, name: str) -> int | None:
     counts = set()
     for schema in schemas:
         tensors = [t for value in schema.returns if "Tensor" in (t := str(value.type))]
-        # Without any tensor it is one of TorchScript's, on its numbers and lists.
+        # Without any tensor it is an overload of TorchScript, for numbers and lists.
         is_on_tensors = tensors or any("Tensor" in str(a.type) for a in schema.arguments)
         if not is_on_tensors or any(kind != "Tensor" for kind in tensors):
             return None
@@ -189,15 +189,15 @@ _NO_PARAMETER = 4
 """Mismatch of an argument for which an overload has no parameter."""
 
 _NO_ARGUMENT = 2
-"""Mismatch of a required parameter that gets no argument; 1 is a tensor for something else, or
-the other way round. Calls that PyTorch takes fit one overload, but schemas leave out what its
-argument parser allows (``view(2, 3)``), so that the best fit need not be 0."""
+"""Mismatch of a required parameter without an argument; 1 is the mismatch of a tensor and another
+type. Valid calls fit one overload, but the argument parser allows more than the schemas (``view(2,
+3)``), so that the best fit need not be 0."""
 
 
 def _mismatch(
     parameters: Sequence[SchemaParameter], kinds: Sequence[str], keywords: Mapping[str, str]
 ) -> int:
-    """How badly a call fits an overload; 0 is a fit."""
+    """The mismatch of a call and an overload; 0 is a fit."""
     positional = [p for p in parameters if p.positional]
     named = {p.keyword: p for p in parameters}
     wrong = _NO_PARAMETER * max(0, len(kinds) - len(positional))
@@ -235,7 +235,7 @@ class Slot:
     """One parameter in one form of call.
 
     Attributes:
-        source: where the caller passed it; None if it was left out.
+        source: its place in the caller's arguments; None if it was left out.
         name, keyword, is_tensor, default, is_written: see :class:`SchemaParameter`.
     """
 

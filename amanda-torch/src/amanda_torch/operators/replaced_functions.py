@@ -1,9 +1,9 @@
-"""PyTorch's functions in whose places a program has put functions of its own.
+"""PyTorch's functions that a program has replaced by its own.
 
-PyTorch tells a mode of an operator by the name that it has in ``torch.Tensor``. Where a program has
-set ``torch.Tensor.exp``, and its function calls the method that was there before, the mode is told
-of the program's function, and to run that would do its work twice (PyTorch 2.13 to 2.15; any
-``TorchFunctionMode``, ``torch.device`` as a context too, does so). The same holds of functions in
+PyTorch reports an operator to a mode by its name in ``torch.Tensor``. If a program has set
+``torch.Tensor.exp`` to a function that calls the original method, the mode gets the program's
+function, and running it would do its work twice (PyTorch 2.13 to 2.15; with any
+``TorchFunctionMode``, including ``torch.device`` as a context). The same holds for functions in
 Python, which report themselves by their global names::
 
     exp = torch.Tensor.exp
@@ -44,16 +44,16 @@ _OWNERS = (
 _VANILLA: Sequence[tuple[Any, Mapping[str, Any]]] = [
     (owner, dict(vars(owner))) for owner in _OWNERS if hasattr(owner, "__dict__")
 ]
-"""Their attributes when this module was imported. Methods in C that a program has replaced before
+"""Their attributes at the import of this module. Methods in C that a program has replaced before
 are found in the base class of ``torch.Tensor``."""
 
 
 class _Place(NamedTuple):
-    """An attribute of PyTorch's that a program has set.
+    """An attribute of PyTorch that a program has set.
 
     Attributes:
         owner: the module or class.
-        name: of the attribute.
+        name: name of the attribute.
         original: its value before.
     """
 
@@ -62,20 +62,20 @@ class _Place(NamedTuple):
     original: Any
 
     def holds(self, value: Any) -> bool:
-        """True if the attribute is a function, property or callable of the program now."""
+        """True if the attribute is now this function, property or callable of the program."""
         return _is_of(vars(self.owner).get(self.name), value)
 
 
 _FOUND: Memo[int, _Place] = Memo(4096)
-"""Where a program's object was last found, by its identity, which keeps nothing alive: another
-object may have it by now, and the object may be elsewhere."""
+"""The place where a program's object was last found, by identity, which keeps nothing alive: it may
+be out of date."""
 
 
 def original_of(func: Any) -> Any:
-    """PyTorch's own function, if a program has put `func` in place of one; else None."""
+    """PyTorch's own function, if a program has replaced it by `func`; else None."""
     if _is_own(func):
         return None
-    # A property reports itself by this method of its own, made at each access.
+    # A property reports itself by its method, which each access creates.
     is_getter = isinstance(func, types.MethodWrapperType)
     place = _place_of(func.__self__ if is_getter else func)
     if place is None:
@@ -84,7 +84,7 @@ def original_of(func: Any) -> Any:
 
 
 def _place_of(value: Any) -> _Place | None:
-    """Where a function, property or callable of the program stands for one of PyTorch's."""
+    """The place where a function, property or callable of the program replaces PyTorch's."""
     place = _FOUND.get(id(value))
     if place is None or not place.holds(value):
         place = _search(value)
@@ -108,12 +108,12 @@ def _search(value: Any) -> _Place | None:
 
 
 def _is_of(attribute: Any, value: Any) -> bool:
-    """True if an attribute is an object, or a static method of it."""
+    """True if an attribute is the object, or a static method of it."""
     return attribute is value or getattr(attribute, "__func__", None) is value
 
 
 def _is_own(func: Any) -> bool:
-    """True if a function is of PyTorch, so that it stands for itself."""
+    """True if a function is PyTorch's own."""
     if isinstance(func, types.FunctionType):
         # Not __module__, which functools.wraps() copies.
         module = str(func.__globals__.get("__name__"))

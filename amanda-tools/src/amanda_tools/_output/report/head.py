@@ -66,7 +66,7 @@ def main_figures(tools: Sequence[ToolReport], model: ModelView | None) -> dict[s
         for figure in model.figures:
             if figure.over or figure.key == "not_finite":
                 continue
-            parts = [model.total(figure.key, way) for way in ("forward", "backward")]
+            parts = [model.total(figure.key, direction) for direction in ("forward", "backward")]
             bound = bounds.get(figure.key, "")
             least = is_unseen or any(_is_told(tool, bound) for tool in tools)
             spread = _range(tools, figure.key)
@@ -95,8 +95,8 @@ def _figure(
     text = bound + format_short(sum(there), figure.unit)
     notes = []
     if len(there) == len(parts) and all(there):
-        ways = zip(there, ("forward", "backward"), strict=True)
-        notes += [f"{format_short(n, figure.unit)} {way}" for n, way in ways]
+        directions = zip(there, ("forward", "backward"), strict=True)
+        notes += [f"{format_short(n, figure.unit)} {direction}" for n, direction in directions]
     if steps and len(spread) > 1:
         low, high = (format_short(end, figure.unit) for end in spread)
         notes.append(f"steps from {low} to {high}")
