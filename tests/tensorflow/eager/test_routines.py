@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,19 @@ def test_names_of_parameters_that_are_made_in_the_scope() -> None:
     with apply(Acting("ReadVariableOp", names)):
         model(X)
     assert found == {variable.path for variable in model.weights}
+
+
+def test_the_search_for_a_variable_waits_until_it_is_made(monkeypatch: Any) -> None:
+    """The objects of the process, in which a variable is searched for, are not looked through for
+    each variable that a program makes."""
+    searches, vanilla = [], gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", lambda: searches.append(1) or vanilla())
+    with apply(Acting("", lambda context: context.get_parameter_name(0))):
+        made = [tf.Variable(X) for _ in range(5)]
+        assert not searches
+        for variable in made:
+            variable.assign_add(X)
+    assert len(searches) == 1
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])

@@ -208,15 +208,20 @@ def variable_of(handle: Any) -> KnownVariable:
     """The variable of a resource handle.
 
     A handle does not lead to its variable, so that all objects of the process are looked through
-    for a handle that has not been asked for before.
+    for a handle that has not been asked for before. One without a value is of a variable that is
+    being made, which no object has yet.
     """
     known = _VARIABLES.get(id(handle))
-    if known is None or known.handle() is not handle:
+    if known is not None and known.handle() is handle:
+        return known
+    # Asked while a graph is built, too.
+    with eager_mode():
+        has_value = bool(gen_resource_variable_ops.var_is_initialized_op(handle))
+    if has_value:
         _VARIABLES.clear()
         _VARIABLES.update(_named_variables())
-        # Not kept for one that is being made, which no object has yet.
-        known = _VARIABLES.get(id(handle), KnownVariable(weakref.ref(handle)))
-    return known
+        return _VARIABLES.setdefault(id(handle), KnownVariable(weakref.ref(handle)))
+    return KnownVariable(weakref.ref(handle))
 
 
 def _named_variables() -> dict[int, KnownVariable]:
