@@ -34,10 +34,6 @@ class AmandaSubstitute(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         return gradient.to(ctx.device, ctx.dtype), None
 
-    @staticmethod
-    def jvp(ctx: Any, tangent: Any, _: Any) -> Any:
-        return None if tangent is None else tangent.view_as(tangent)
-
 
 class AmandaSubstituteInTransform(torch.autograd.Function):
     """:class:`AmandaSubstitute` in the form that functorch transforms need.
@@ -89,10 +85,6 @@ class AmandaGradients(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         return (None, *ctx.change(list(gradients)))
 
-    @staticmethod
-    def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
-        return _passed(tangents)
-
 
 class AmandaViews(AmandaGradients):
     """:class:`AmandaGradients` for views, into which PyTorch refuses to write in place.
@@ -138,10 +130,6 @@ class AmandaOperator(torch.autograd.Function):
             return TracedOperator.backward(ctx, *gradients)
         return (None, None, *gradients, *[None] * ctx.inputs)
 
-    @staticmethod
-    def jvp(ctx: Any, _: Any, __: Any, *tangents: Any) -> Any:
-        return _passed(tangents[: ctx.count])
-
 
 class TracedGradients(AmandaGradients):
     """:class:`AmandaGradients` for a compiler that traces it: its dispatch modes stay on."""
@@ -167,11 +155,6 @@ class TracedOperator(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         return (None, None, *[None] * ctx.count, *ctx.vjp(list(gradients)))
-
-
-def _passed(tangents: Sequence[Any]) -> tuple[Any, ...]:
-    """Return views of tangents: forward-mode AD does not accept the tangents themselves."""
-    return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
 
 
 OWN_FUNCTIONS = (
