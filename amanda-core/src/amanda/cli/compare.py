@@ -40,7 +40,7 @@ _Pairs = Mapping[str, Sequence[Mapping[str, Any]]]
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns 0, or 2 if the results cannot be compared."""
     parser = CommandParser(
-        prog="amanda compare", description="Compare the results of two runs, amanda run -o A."
+        prog="amanda compare", description="Compare the results of two runs, written with -o."
     )
     for run in "AB":
         parser.add_argument(run, type=Path, help=f"folder of the results of run {run}")
