@@ -303,6 +303,30 @@ def test_the_page_of_another_package_goes_before_ours(
     assert said in run.stderr
 
 
+def test_another_package_names_tools_of_the_page(
+    amanda: Command, program: str, tmp_path: Path
+) -> None:
+    """Beside ours where ``-t`` names none; its recorder of the graph goes before ours."""
+    hooks = """
+@hookimpl
+def amanda_suggest_page_tools():
+    return ["odd"]
+
+@hookimpl
+def amanda_record_graph(tools):
+    from other_tools import Odd
+    return Odd()
+"""
+    rows = "[{'id': '/own:0', 'type': 'own'}]"
+    result = f"def result(self):\n    return {{'ops': {rows}, 'edges': []}}\n"
+    site = odd(tmp_path, result, plugin=PLUGIN + hooks)
+    run = amanda("run", "--html", program, PYTHONPATH=site)
+    assert "odd" in run.stderr.partition("a page has ")[2].partition(";")[0].split(", ")
+    amanda("run", "-t", "largest", "--html", program, PYTHONPATH=site)
+    page = (tmp_path / "amanda-report.html").read_text()
+    assert '"/own:0"' in page
+
+
 # -- frameworks of others -----------------------------------------------------------
 
 

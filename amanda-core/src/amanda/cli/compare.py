@@ -27,8 +27,11 @@ _NO_FIGURES = frozenset({"phases", "min", "max"})
 _PLACE = ("id", "kind", "tensor", "step", "rank")
 """Keys that tell the rows of a tool apart."""
 
-_NOT_COMPARED = frozenset({"id", "order", "source"})
-"""Keys of a row that name the operator, or change with what stands before it in the run or file."""
+_NOT_COMPARED = frozenset({"id", "order", "source", "tensor"})
+"""Keys that name an operator or tensor, or change with what stands before it in the run or file."""
+
+_TIMES = frozenset({"seconds", "host_us"})
+"""Keys of rows of times, which always differ."""
 
 _Pairs = Mapping[str, Sequence[Mapping[str, Any]]]
 """The results of both runs by tool."""
@@ -37,7 +40,7 @@ _Pairs = Mapping[str, Sequence[Mapping[str, Any]]]
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns 0, or 2 if the results cannot be compared."""
     parser = CommandParser(
-        prog="amanda compare", description="Compare the results of two runs, amanda run -o A."
+        prog="amanda compare", description="Compare the results of two runs, written with -o."
     )
     for run in "AB":
         parser.add_argument(run, type=Path, help=f"folder of the results of run {run}")
@@ -94,7 +97,7 @@ def _read(folder: Path) -> dict[str, Mapping[str, Any]]:
     paths = [path for path in sorted(folder.glob("*.json")) if ".timeline." not in path.name]
     found = {path.stem: result for path in paths if is_common(result := read_json(path))}
     if not found:
-        raise FileError(f"{folder} has no results of amanda run -o")
+        raise FileError(f"{folder} has no results of reporting tools (amanda run -o)")
     return found
 
 
@@ -121,12 +124,13 @@ def _side_by_side(*values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     """Yield numbers, words and shapes, and the ids of operators that a summary names, by name."""
     of_step = values.get("per_step")
+    # Runs may have more or fewer steps.
+    left_out = _NOT_COMPARED.union(of_step if isinstance(of_step, Mapping) else ())
     for key, value in values.items():
         name = f"{before}{key.replace('_', ' ')}"
         if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
             value = {f"{number}": item for number, item in enumerate(value)}
-        if isinstance(of_step, Mapping) and key in of_step:
-            # Runs may have more or fewer steps.
+        if key in left_out:
             continue
         if isinstance(value, Mapping) and "id" in value:
             yield name, value["id"]
@@ -144,7 +148,7 @@ def _is_figure(value: Any) -> bool:
 def _text(value: Any) -> str:
     if is_number(value):
         is_whole = isinstance(value, int) or abs(value) >= 1000
-        return f"{round(value):,}" if is_whole else f"{value:.4g}"
+        return f"{round(value):,}" if is_whole else f"{value:.6g}"
     if isinstance(value, list):
         return "x".join(map(str, value)) or "scalar"
     return "-" if value is None else str(value)
@@ -156,20 +160,18 @@ def _operators(pairs: _Pairs) -> Table:
     for ours, theirs in (map(_by_place, results) for results in pairs.values()):
         for place in {**ours, **theirs}:
             figures = _side_by_side(ours.get(place, {}), theirs.get(place, {})).items()
-            unequal = (
-                f"{name}: {_text(a)} → {_text(b)}"
-                for name, (a, b) in figures
-                if a != b and name not in _NOT_COMPARED
-            )
+            unequal = (f"{n}: {_text(a)} → {_text(b)}" for n, (a, b) in figures if a != b)
             found[place[0]] = found.get(place[0]) or next(unequal, "")
     rows = [row for row in found.items() if row[1]]
-    title = f"{len(rows):,} of {plural(len(found), 'operator')} not equal"
+    title = (
+        f"{len(rows):,} of {plural(len(found), 'operator')} not equal" if found else "no operators"
+    )
     return Table(title, ("operator", "A → B"), rows, limit=8)
 
 
 def _by_place(result: Mapping[str, Any]) -> dict[tuple[str, ...], Mapping[str, Any]]:
-    """The rows of a result by operator and tensor, without rows of times, which always differ."""
-    rows = [row for row in result["ops"] if "seconds" not in row]
+    """The rows of a result by operator and tensor, without rows of times."""
+    rows = [row for row in result["ops"] if not _TIMES & row.keys()]
     # What initialises a model differs where the model does.
     rows.sort(key=lambda row: row.get("phase") == "setup")
     return {tuple(str(row.get(key)) for key in _PLACE): row for row in rows}

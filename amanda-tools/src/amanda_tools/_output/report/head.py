@@ -143,15 +143,17 @@ def _special(tool: ToolReport, model: ModelView | None) -> dict[str, str]:
     return {}
 
 
-def compare_figures(runs: Sequence[Sequence[ToolReport]]) -> dict[str, str]:
+def compare_figures(*runs: Sequence[ToolReport]) -> dict[str, str]:
     """Return the main figures of two runs side by side, with the ratio where both are known."""
     found: dict[str, str] = {}
     ours, theirs = (main_figures(tools, model_of(tools)) for tools in runs)
     for name in {**ours, **theirs}:
         texts = [side.get(name, "-").partition(" (")[0] for side in (ours, theirs)]
         one, other = map(amount_of, texts)
-        # The texts have three digits.
-        ratio = f" (B is about {other / one:.2g} times A)" if one and other is not None else ""
+        ratio = ""
+        if one and other is not None:
+            # The texts have three digits.
+            ratio = f" (B is about {format_short(float(f'{other / one:.2g}'), '')} times A)"
         is_equal = texts[0] == texts[1]
         found[name] = f"{texts[0]} (A and B)" if is_equal else " → ".join(texts) + ratio
     return found

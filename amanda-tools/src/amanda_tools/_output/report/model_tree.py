@@ -174,7 +174,8 @@ def model_of(
     """Create the tree of a run; None if no tool has rows of operators, or if there are too many.
 
     Args:
-        modules, other: as of :class:`~amanda.results.RunReport`.
+        modules: as of :class:`~amanda.results.RunReport`.
+        other: the results of a second run, whose figures stand beside those of the first.
     """
     ops, givers = merge_ops(tools)
     other_givers = _add_run(ops, other)

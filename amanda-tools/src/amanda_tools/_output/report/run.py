@@ -46,11 +46,12 @@ def document_of(report: RunReport) -> Document:
     # The operators of the graph are in the order of the run.
     graph = [ToolReport(name="", result=report.graph)] if report.graph else []
     tools, other = report.runs or ([*graph, *report.tools], ())
-    model, operators = None, None
+    model, operators, compared = None, None, {}
     try:
         model = model_of(tools, report.modules, other)
         # Columns of both runs stand beside each other.
         operators = operators_of([*itertools.chain(*zip(*report.runs, strict=True))] or tools)
+        compared = compare_figures(*report.runs) if report.runs else {}
     except Exception as error:
         # Rows of any tool may hold anything.
         lost = f"the model: {type(error).__name__}: {error}"
@@ -60,7 +61,7 @@ def document_of(report: RunReport) -> Document:
         title=report.title,
         heading=(", ".join(model.names) if lead and model else "") or program_of(report),
         lead=lead,
-        figures=compare_figures(report.runs) if report.runs else main_figures(report.tools, model),
+        figures=compared or main_figures(report.tools, model),
         facts={n: text for n, text in report.facts.items() if text not in lead.values()},
         model=model,
         operators=operators,
