@@ -87,7 +87,8 @@ def short_text(value: Any) -> str:
     if dataclasses.is_dataclass(value) and not set(SCALARS).issuperset(
         map(type, getattr(value, "__dict__", {}).values())
     ):
-        # Its text has those of all that it leads to: of a graph's node, each way through the graph.
+        # Its text contains the texts of all objects that it refers to: for a node of a graph, every
+        # path through the graph.
         return f"<{type(value).__name__}>"
     try:
         text = str(value)
