@@ -33,7 +33,7 @@ def leaves(value: Any, items: Callable[[Any], Iterable[Any] | None] = items_of) 
         items: gives the items of a container, and None for a leaf.
     """
     waiting = [value]
-    # With the containers: the identity of one that is made for the question is soon another's.
+    # The containers are kept: the identity of a temporary one would soon be another object's.
     seen: dict[int, Any] = {}
     while waiting:
         item = waiting.pop()
