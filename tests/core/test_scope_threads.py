@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import amanda
+from amanda.engine.iterations import Iterations
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE
 from tests.core.counting import Counter, work
 
@@ -120,3 +121,26 @@ def test_a_switch_can_be_left_in_another_thread() -> None:
     assert not STATE.enabled
     _there(lambda: switch.__exit__(None, None, None))
     assert STATE.enabled
+
+
+def test_a_pass_may_begin_while_another_thread_looks_who_shares_the_iteration() -> None:
+    iterations, ended = Iterations(), threading.Event()
+
+    class Worker(threading.Thread):
+        """Has begun a pass; another one begins as it is looked at."""
+
+        def run(self) -> None:
+            iterations.is_shared()
+            ended.wait(_PATIENCE)
+
+        def is_alive(self) -> bool:
+            if threading.current_thread() is threading.main_thread():
+                in_threads(iterations.is_shared, 1)
+            return super().is_alive()
+
+    worker = Worker()
+    worker.start()
+    assert iterations.is_shared()
+    ended.set()
+    worker.join(_PATIENCE)
+    assert not iterations.is_shared()

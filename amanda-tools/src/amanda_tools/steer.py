@@ -138,10 +138,10 @@ class SteerTool(PrintingTool[SteerOptions]):
         return new
 
     def _read(self, op: str, position: int) -> Array:
-        """Read what the recording has of an output of the current execution.
+        """Read an output of the current execution from the recording.
 
         Raises:
-            UnsupportedProgramError: it has nothing.
+            UnsupportedProgramError: the recording does not have it.
             FileError: the file is damaged.
         """
         executions, execution = self._recorded[op], self._counts["executions"][op] - 1
@@ -150,7 +150,7 @@ class SteerTool(PrintingTool[SteerOptions]):
         if f"output{position}" not in found:
             raise UnsupportedProgramError(
                 f"steer: {self.options.file} has no output {position} of op {op}, "
-                f"execution {execution}"
+                f"execution {execution}; record a run that has it"
             )
         return found[f"output{position}"].load() * np.float64(self.options.value)
 

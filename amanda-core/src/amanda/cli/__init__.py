@@ -56,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from amanda.cli import run
 
         return run.main(rest)
-    # Names of others, in any encoding: what the terminal's lacks is written out.
+    # Names of other packages may have any characters: those that the terminal's encoding lacks are
+    # escaped.
     if reconfigure := getattr(sys.stdout, "reconfigure", None):
         reconfigure(errors="backslashreplace")
     try:
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
             print(f"amanda: error: {error}", file=sys.stderr)
-        # Else Python reports a second error when it closes the stream.
+        # Otherwise Python reports a second error when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status

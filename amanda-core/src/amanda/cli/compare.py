@@ -28,7 +28,7 @@ _PLACE = ("id", "kind", "tensor", "step", "rank")
 """Keys that tell the rows of a tool apart."""
 
 _NOT_COMPARED = frozenset({"id", "order", "source", "tensor"})
-"""Keys that name an operator or tensor, or change with what stands before it in the run or file."""
+"""Keys that name an operator or tensor, or depend on its place in the run or file."""
 
 _TIMES = frozenset({"seconds", "host_us"})
 """Keys of rows of times, which always differ."""
@@ -68,7 +68,7 @@ def compare(*folders: Path) -> RunReport:
     """The contents of the page of two runs; its section has the tables of the comparison.
 
     Args:
-        folders: the results of run A, and those of run B.
+        folders: the folder of the results of run A, and of run B.
 
     Raises:
         FileError: a file cannot be read, a folder has no results, or the runs have no tool in
@@ -172,6 +172,6 @@ def _operators(pairs: _Pairs) -> Table:
 def _by_place(result: Mapping[str, Any]) -> dict[tuple[str, ...], Mapping[str, Any]]:
     """The rows of a result by operator and tensor, without rows of times."""
     rows = [row for row in result["ops"] if not _TIMES & row.keys()]
-    # What initialises a model differs where the model does.
+    # Operators that initialise a model come last: they differ wherever the model does.
     rows.sort(key=lambda row: row.get("phase") == "setup")
     return {tuple(str(row.get(key)) for key in _PLACE): row for row in rows}

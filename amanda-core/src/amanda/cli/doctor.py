@@ -114,7 +114,7 @@ def check_driver(cls: type[Driver], problems: list[str]) -> Iterator[str]:
         yield f"{cls.name}: {wrong}"
         if wrong not in problems:  # drivers of one framework have settings in common
             problems.append(wrong)
-    # Before anything else: importing the driver may need the symbols that it looks for.
+    # The first check, since importing the driver may need the symbols that it looks for.
     internals = _implementation(cls, "check_internals")
     yield _make_check(cls, "check_internals", internals, problems)
     untested = proofs.untested_version(cls)
@@ -129,7 +129,7 @@ def _remarks(cls: type[Driver]) -> Sequence[str]:
     try:
         return _loaded(cls).remarks()
     except Exception:
-        # What fails here fails in the checks, too, and is reported there.
+        # An error here is raised in the checks, too, and reported there.
         return ()
 
 
@@ -166,7 +166,7 @@ def _self_test(cls: type[Driver]) -> Check | None:
 
 
 def _prove(self_test: Check) -> Sequence[str]:
-    """Make a self-test with nothing switched off: what a driver does without would pass."""
+    """Make a self-test with nothing switched off: a mechanism that the driver omits would pass."""
     with proofs.proving():
         found: Sequence[str] = self_test()
         return found

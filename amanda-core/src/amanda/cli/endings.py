@@ -29,7 +29,7 @@ Windows has SIGTERM only."""
 def handle_signals(handler: Callable[..., None]) -> None:
     """Have `handler` called at the signals of :data:`ENDING` that nobody handles or ignores yet."""
     caught = _caught_signals()
-    # ValueError: handlers are set in the main thread only; here somebody else calls main().
+    # ValueError: handlers are set in the main thread only, and another thread has called main().
     with contextlib.suppress(ValueError):
         for number in ENDING:
             if signal.getsignal(number) is signal.SIG_DFL and not caught >> (number - 1) & 1:
@@ -54,8 +54,8 @@ def restore_signals(handler: Callable[..., None]) -> None:
 
 
 def watch(leaving: Callable[[str], None]) -> None:
-    """Call `leaving` before ``os._exit`` ends this process, or a function of ``os`` replaces it by
-    another program.
+    """Call `leaving` before ``os._exit`` ends this process, or a function of ``os`` replaces the
+    process by another program.
 
     It is called in the main thread only, and not in forked children: another thread may end the
     process because the main one hangs, with locks that `leaving` would wait for.
@@ -113,7 +113,7 @@ def _is_program(path: Any) -> bool:
 def _replace(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     vanilla = getattr(os, name)
     wrapped = wrap(vanilla)
-    # In the module that os takes it from, too: it is pickled by that name.
+    # Also set in the module from which os imports it: the function is pickled by that name.
     for module in (os, sys.modules[vanilla.__module__]):
         setattr(module, name, wrapped)
 

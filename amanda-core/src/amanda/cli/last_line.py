@@ -1,4 +1,4 @@
-"""What a run has seen and what it has cost, in the words of the last line of ``amanda run``.
+"""The last line of ``amanda run``: the operators that the run has seen, and the cost.
 
 ``last_line(scope.statistics, seconds)`` is ``amanda: 35 ops in 3 steps, all seen ...``.
 """
@@ -66,7 +66,8 @@ def explain_unseen(statistics: Statistics) -> str:
     missing = {**statistics.not_seen, **uncovered_frameworks()}
     missing |= dict.fromkeys(plugins.explain_unseen(drivers.covered_frameworks()), 0)
     if count := child_processes() + len(FORKS):
-        # They are not told apart: where this process computes, they may only load its data.
+        # The processes are not distinguished: if this process computes, they may only load its
+        # data.
         about = "such as workers that load data" if statistics.ops_seen else _ADVICE
         missing[f"what child processes run, {about}"] = count
     if not missing and not any(e.cls.framework in sys.modules for e in drivers.drivers()):

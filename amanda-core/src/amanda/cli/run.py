@@ -211,8 +211,7 @@ def _parse(ours: Sequence[str], words: Sequence[str]) -> argparse.Namespace:
 
 @contextlib.contextmanager
 def _random_kept() -> Iterator[None]:
-    """Restore the random state: a plugin may have drawn numbers, which the program must not
-    notice."""
+    """Restore the random state: the program must not notice numbers that a plugin has drawn."""
     state = random.getstate()
     try:
         yield
@@ -254,7 +253,7 @@ def _prepare(given: argparse.Namespace, ours: Sequence[str], words: Sequence[str
 
 
 def check_settings() -> None:
-    """Check what the environment asks of the drivers.
+    """Check the environment variables of the drivers.
 
     Raises:
         UsageError: a driver does not know it.
@@ -499,7 +498,7 @@ class Run:
     def _deliver_at_exit(self) -> None:
         """Register the exit function, unless it is registered.
 
-        A program can drop those of all others (``atexit._clear``), and the weak reference tells.
+        A program can drop all exit functions (``atexit._clear``), which the weak reference shows.
         """
         if self._at_exit() is None:
             finish = functools.partial(self._finish)
@@ -563,7 +562,7 @@ class Run:
             return self._check_drivers(WRONG_USAGE)
         tracebacks.show(failure, modules)
         if isinstance(failure, KeyboardInterrupt):
-            # Python is to end by the signal, without a second traceback.
+            # Python ends by the signal, without a second traceback.
             sys.excepthook = _print_nothing
             self._is_interrupted = True
             self._check_drivers(1)
@@ -630,8 +629,8 @@ class Run:
 
     @contextlib.contextmanager
     def _own_imports(self) -> Iterator[None]:
-        """Within it modules are looked for where they were before the program began, and then where
-        the program looks for them: it may have a file that is called as a module of ours."""
+        """Within it, Python looks for modules first in the folders from before the program began,
+        and then in the program's: the program may have a file with the name of a module of ours."""
         theirs = sys.path
         sys.path = [*self._path, *(entry for entry in theirs if entry not in self._path)]
         try:

@@ -134,7 +134,7 @@ def _signature(cls: type[Tool]) -> inspect.Signature:
 def _annotation(parameter: inspect.Parameter) -> Any:
     given, default = parameter.annotation, parameter.default
     if given is not _REQUIRED and not _is_unknown(given):
-        # A text by default is a text: 007 is a path like any other.
+        # If the default is text, the value is text: 007 is a path like any other.
         return str if given in (Any, object) and isinstance(default, str) else given
     if default is _REQUIRED or default is None:
         return Any
@@ -193,7 +193,7 @@ def _convert(annotation: Any, text: str) -> Any:
                 return _parse_number(kind, grammar.unescape(text))
             return _convert_scalar(kind, grammar.unescape(text))
         except Exception as error:
-            # A type may be any function of a text, and raise what it likes.
+            # A type may be any function of a text, and raise any exception.
             errors.append(error)
     raise ValueError(text) from errors[0]
 

@@ -18,11 +18,11 @@ from amanda.registry import drivers
 _REFUSALS = (CapabilityError, FileError, UnsupportedProgramError)
 
 HOW_TO_SEE_ALL = "AMANDA_TRACEBACK=full shows where"
-"""Added to a line that stands in place of a traceback."""
+"""Added to a line that replaces a traceback."""
 
 
 def are_full() -> bool:
-    """True if all frames are to be shown, also where one line says what a user needs."""
+    """True if all frames are shown, even if one line would suffice."""
     return os.environ.get("AMANDA_TRACEBACK") == "full"
 
 

@@ -136,7 +136,8 @@ class Iterations:
         Called where a pass has begun in the current thread.
         """
         self._threads.add(threading.current_thread())
-        return sum(thread.is_alive() for thread in self._threads) > 1
+        # A copy: meanwhile others may be added.
+        return sum(thread.is_alive() for thread in tuple(self._threads)) > 1
 
     def _steps(self, will_step: Callable[[], bool]) -> bool:
         """True if an optimizer has stepped, or is to."""

@@ -234,7 +234,8 @@ class Points:
         scope.iterations.finish(partial(self._tell, scope))
 
     def _note_thread(self, scope: LiveScope) -> None:
-        """A pass has begun in this thread; those of a graph begin in threads of its runtime."""
+        """A pass has begun in this thread; the passes of a graph begin in threads of its
+        runtime."""
         if self._dispatcher.driver.runs_at_once and scope.iterations.is_shared():
             scope.statistics.overlaps = True
 

@@ -1,4 +1,4 @@
-"""What the bytecode of a function proves of it.
+"""Properties of functions that follow from their bytecode.
 
 ``returns_something(print)`` is True: only the bytecode of a function in Python proves the opposite.
 """

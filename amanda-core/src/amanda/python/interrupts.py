@@ -9,8 +9,8 @@ An interrupt (SIGINT, Control-C) may come late, and leaves nothing behind once a
                                             # or here
 
 Python takes an interrupt where a function begins, a loop goes round, or a call of C returns, in the
-main thread only. What it cuts short outside of ``deferred()`` is undone by the end of the scope
-(:func:`amanda.state.unwind`).
+main thread only. Changes that an interrupt cuts short outside of ``deferred()`` are undone at the
+end of the scope (:func:`amanda.state.unwind`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Deferral:
         if self.is_over:
             self.outer(number, frame)
         elif self.is_allowed:
-            # What the exception ends has things to undo: further interrupts wait.
+            # The code that the exception leaves still undoes its changes: further interrupts wait.
             self.is_allowed = False
             self.outer(number, frame)
         else:
@@ -63,7 +63,7 @@ class _Deferral:
 class deferred:  # noqa: N801 - reads as a statement
     """Within it, an interrupt waits; it is raised at the end, or in :func:`interruptible`.
 
-    Nothing is done where there is no handler in Python, and in other threads than the main one.
+    It has no effect without a handler in Python, and in threads other than the main one.
     """
 
     __slots__ = ("_handler", "_is_outermost", "_was_allowed")
@@ -86,7 +86,7 @@ class deferred:  # noqa: N801 - reads as a statement
         if handler is None:
             return
         current: Any = signal.getsignal(signal.SIGINT)
-        # The code of a tool may have set another one.
+        # The code of a tool may have set another handler.
         if self._is_outermost and current is handler:
             signal.signal(signal.SIGINT, handler.outer)
         handler.is_allowed = self._is_outermost or self._was_allowed

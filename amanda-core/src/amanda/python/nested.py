@@ -33,7 +33,7 @@ def leaves(value: Any, items: Callable[[Any], Iterable[Any] | None] = items_of) 
         items: gives the items of a container, and None for a leaf.
     """
     waiting = [value]
-    # With the containers: the identity of one that is made for the question is soon another's.
+    # The containers are kept: the identity of a temporary one would soon be another object's.
     seen: dict[int, Any] = {}
     while waiting:
         item = waiting.pop()
@@ -87,7 +87,8 @@ def short_text(value: Any) -> str:
     if dataclasses.is_dataclass(value) and not set(SCALARS).issuperset(
         map(type, getattr(value, "__dict__", {}).values())
     ):
-        # Its text has those of all that it leads to: of a graph's node, each way through the graph.
+        # Its text contains the texts of all objects that it refers to: for a node of a graph, every
+        # path through the graph.
         return f"<{type(value).__name__}>"
     try:
         text = str(value)

@@ -83,7 +83,7 @@ class PatchSet:
         Raises:
             AttributeError: there is no such attribute, or it cannot be set.
         """
-        # Before it is read, which may create it.
+        # Checked before it is read, since reading may create it.
         replaced = _Replaced.read(target, name)
         vanilla = _ABSENT
         if not _is_described(target, name):
@@ -116,7 +116,7 @@ class PatchSet:
             function.__closure__,
         )
         vanilla.__kwdefaults__ = function.__kwdefaults__
-        # Programs that ask for the parameters find the declared ones.
+        # Programs that inspect the parameters find the declared ones.
         self.set(function, "__signature__", inspect.signature(function), create=True)
         self.set(function, "__code__", _code_calling(wrapper(vanilla), code))
 
@@ -146,7 +146,7 @@ def named_as(vanilla: Any, function: _Function) -> _Function:
     the errors of the original. ``functools.wraps`` would take the module, too, and link the two
     functions: it is for functions whose origin no program asks for.
     """
-    # Another library may have put something without a name there.
+    # Another library may have put an object without a name there.
     function.__name__ = getattr(vanilla, "__name__", function.__name__)
     function.__qualname__ = getattr(vanilla, "__qualname__", function.__qualname__)
     return function
@@ -160,16 +160,16 @@ def hide_own_frames(error: BaseException) -> None:
         with OWN_FRAMES_HIDDEN:
             return vanilla(*args, **kwargs)
 
-    Those of the package that handles the exception are removed, up to the first frame of another
-    one. If all are of that package, it has raised the exception, and they stay, unless it is the
-    handler's only: then a function in C has.
+    The frames of the package that handles the exception are removed, up to the first frame of
+    another package. If all frames are of that package, it has raised the exception and the frames
+    stay; but if the handler's frame is the only one, a function in C has raised it.
     """
     handler = kept = error.__traceback__
     package = _package(handler)
     while kept is not None and _package(kept) == package:
         kept = kept.tb_next
     if handler is not None and (kept is not None or handler.tb_next is None):
-        # `raise` does not add the frame in which the exception was caught again.
+        # `raise` does not add the frame that has caught the exception once more.
         error.__traceback__ = kept
 
 
@@ -194,9 +194,11 @@ def _package(traceback: types.TracebackType | None) -> str:
 
 
 def _code_calling(called: Callable[..., Any], instead_of: types.CodeType) -> types.CodeType:
-    """Code that hands its arguments on to `called`, for the function that has had `instead_of`."""
+    """Code that calls `called` with its own arguments, for a function whose code was
+    `instead_of`."""
     names = instead_of.co_freevars
-    # It has the free variables of the function, whose values a profiler or debugger reads there.
+    # The code keeps the free variables of the function, since a profiler or debugger reads their
+    # values there.
     lines = [
         "def make():",
         *(f" {name} = None" for name in names),
@@ -228,8 +230,8 @@ class _Replaced:
         target, name: the attribute.
         value: its value; ``_ABSENT`` if it did not exist.
         was_own: True if it was in the object's own ``__dict__``.
-        shadows: True if what took its place is there, and has only to be removed: it shadows an
-            attribute of the type. None until it is set.
+        shadows: True if the replacement only shadows an attribute of the type, so that removing it
+            restores that. None until it is set.
     """
 
     target: Any

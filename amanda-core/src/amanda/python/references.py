@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from typing import Self
 
 nothing: Callable[[Any], Any] = callable
-"""The callback of a reference where the end of its object is no news; it runs in C."""
+"""The callback, in C, of a reference that has nothing to do at the end of its object."""
 
 
 class Reference(weakref.ref[Any]):
     """A weak reference by which Amanda recognizes an object.
 
-    It is of a class of its own, and so never the one that the program has made: a framework that
-    refuses to change an object to which there are references can leave ours out.
+    Its class is its own, so that the program never gets this reference from ``weakref.ref``, and a
+    framework that refuses to change an object with weak references can ignore ours.
 
-    Each is made anew. ``weakref.getweakrefs()``, by which one could be found, also gives references
-    that are about to be freed, deep in the end of other objects, and then frees them twice (CPython
-    3.11 and 3.12).
+    References are not shared: ``weakref.getweakrefs()``, which would find one, also returns
+    references that are being freed with other objects, and then frees them twice (CPython 3.11 and
+    3.12).
 
     Each has a callback, :data:`nothing` at least. Deep in the end of other objects CPython puts off
     the end of a reference, too, if it is of a class of its own. Where its object ends before it and

@@ -11,8 +11,8 @@ from typing import Any
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """The signature of a function, as ``inspect.signature`` finds it.
 
-    From Python 3.14 on, annotations are computed when they are asked for (PEP 649), and a name that
-    is imported for type checkers only is an error then. Here it stays a ``ForwardRef``.
+    From Python 3.14 on, annotations are computed when they are read (PEP 649), and a name that is
+    imported for type checkers only is an error then. Here it stays a ``ForwardRef``.
 
     Raises:
         TypeError, ValueError: it has no signature, as some functions of C.
@@ -27,7 +27,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 def annotations_of(cls: type) -> Mapping[str, Any]:
     """The annotations that a class itself declares, by name.
 
-    To read ``__annotations__`` may put entries into the class; this does not.
+    Reading ``__annotations__`` may add entries to the class; this function does not.
     """
     own: Mapping[str, Any] | None = vars(cls).get("__annotations__")
     if own is None and sys.version_info >= (3, 14):

@@ -161,7 +161,7 @@ def select_for(
 
 
 def load(classes: Sequence[type[Driver]]) -> None:
-    """Import the modules of drivers that are to be attached.
+    """Import the modules of the drivers that a scope attaches.
 
     That may take seconds and wait for the imports of other threads, which may wait for what
     attaching needs: so it is done before. A driver that fails here fails again in :func:`attach`.

@@ -65,7 +65,7 @@ class OpDescription:
         return place(self.id, self.module)
 
     def row(self) -> dict[str, Any]:
-        """The keys of a row: those of :meth:`identity`, and of :meth:`facts`."""
+        """The keys of a row: the keys of :meth:`identity` and of :meth:`facts`."""
         return {**self.identity(), **self.facts()}
 
     def identity(self) -> dict[str, Any]:

@@ -178,7 +178,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         if not point.follows:
             self._read_figures()
         if not (point.iteration or self.trains_late) and self.steps > self._earlier_steps:
-            # Training begins after evaluations, whose shapes and batches are other ones.
+            # Training begins after evaluations, which have other shapes and batches.
             self.trains_late = True
             if self.shows_training and point.runs_at_once:
                 self.reanalyse()
@@ -198,10 +198,10 @@ class ReportingTool(Tool, Generic[OptionsT]):
         )
 
     def shows(self, context: OpContext) -> bool:
-        """True if results are to show an operator as it is in this analysis.
+        """True if results show an operator as it is in this analysis.
 
         False in a graph that is first run when gradients have been computed in another one, which
-        is that of an evaluation, or of other sizes. To be asked in each analysis, also in backward
+        is the graph of an evaluation, or of other sizes. Call it in each analysis, also in backward
         ones.
         """
         self._has_gradients |= not context.is_forward()
@@ -220,15 +220,15 @@ class ReportingTool(Tool, Generic[OptionsT]):
     def running_figures(self) -> Mapping[str, float]:
         """Figures of the run so far, of which results show the share of one step.
 
-        Called at the end of each step, and at its begin where something may have run since the step
-        before it: it has to be quick.
+        Called at the end of each step, and at its begin if operators may have run since the step
+        before: it must be quick.
         """
         return {}
 
     def momentary_figures(self) -> Mapping[str, float]:
         """Figures that are not sums, such as the memory in use, of the step that ends now.
 
-        Called once at the end of each step: it has to be quick.
+        Called once at the end of each step: it must be quick.
         """
         return {}
 
@@ -237,8 +237,8 @@ class ReportingTool(Tool, Generic[OptionsT]):
         step.
 
         A sequence has one item per operator; each keeps its place, and new ones come at the end.
-        Called where :meth:`running_figures` is, after it: it has to make copies, and no call of
-        Python per operator.
+        Called where :meth:`running_figures` is, after it: it must return copies, and make no call
+        of Python per operator.
         """
         return {}
 
@@ -393,8 +393,8 @@ class StepFigures:
         begins[number] = figures
         _keep_last(begins, _STEPS_KEPT)
         if len(count_begins) > 1:
-            # These are large. Only the first step may turn out to have gone on after what looked
-            # like its end.
+            # The counts are large. Only the first step may turn out to have continued after its
+            # apparent end.
             count_begins.popitem()
         count_begins[number] = counts, moment
 
@@ -643,6 +643,6 @@ def _lines(text: str, width: int) -> list[str]:
         return [text]
     if len(text.split()) >= _IS_SENTENCE:
         return textwrap.wrap(text, width - 2, break_long_words=False, break_on_hyphens=False)
-    # The end of a path tells more than its beginning.
+    # The end of a path is more informative than its beginning.
     head = 0 if "." in text or "/" in text else width // 2
     return [f"{text[:head]}…{text[len(text) - width + head + 1 :]}"]

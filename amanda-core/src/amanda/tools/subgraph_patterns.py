@@ -26,7 +26,7 @@ class Op:
             any input. Inputs that are left out at the end are as if None.
         name: its name in a match; the first type if not given.
         where: a predicate of a traced operator and the graph; a false value rejects the operator.
-        any_order: True if the inputs may come in another order, as those of ``add``.
+        any_order: True if the order of the inputs does not matter, as for ``add``.
 
     Raises:
         TypeError: an input is something else.

@@ -200,7 +200,8 @@ class SubgraphRewritingTool(Tool):
     # -- from the second on ------------------------------------------------------
 
     def _rewrite(self, context: OpContext) -> None:
-        """Analysis before an operator, from the second iteration on: replaces those of a match."""
+        """Analysis before an operator, from the second iteration on: replaces the operators of a
+        match."""
         op_id = context.get_op_id()
         candidate = self._candidates.get(op_id)
         if candidate is not None and op_id not in self._active:
@@ -210,7 +211,7 @@ class SubgraphRewritingTool(Tool):
             self._check_inputs(context)
             return
         match.functions[op_id] = context.get_function()
-        # A model that is traced in one mode may run in another one, with the same operators.
+        # A model may be traced in one mode and run in another one, with the same operators.
         is_symbolic = match.is_symbolic or not context.runs_at_once
         if is_symbolic and op_id == match.root.id:
             context.replace_op(self._replaced_in_graph, match=match)

@@ -53,7 +53,7 @@ def run_once(tool: ReportingTool[Any], model: Any, given: Any) -> bool:
             its device; None for zeros as inputs of a built model of Keras, each unknown size 1.
 
     Returns:
-        False if nothing was given, and the model declares no inputs: it has not run.
+        False if `given` is None and the model declares no inputs: it has not run.
 
     Raises:
         TypeError: `model` is not a model.
@@ -97,7 +97,7 @@ def _framework_of(model: Any, function: str) -> str:
 
 
 def _shapes(given: Any) -> list[tuple[int, ...]] | None:
-    """Return the shapes that are given instead of tensors, one or a list; None for tensors."""
+    """Return a shape, or a list of shapes, as a list; None for tensors."""
     if not isinstance(given, (tuple, list)) or not given:
         return None
     if all(type(size) is int for size in given):

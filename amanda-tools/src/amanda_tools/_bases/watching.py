@@ -30,8 +30,8 @@ from amanda_tools._values.tensors import Array, reader_of
 KINDS = ("activations", "weights", "gradients")
 
 Parameter = tuple[str | None, str | None]
-"""The path of a parameter, and what the ids of its model begin with, None if that is not known;
-twice None for other tensors."""
+"""The path of a parameter, and the beginning of the ids of its model (None if unknown); twice None
+for other tensors."""
 
 _GRADIENT = " gradient"
 """The end of the key of a parameter's gradient."""
@@ -137,8 +137,8 @@ class WatchingTool(PrintingTool[OptionsT]):
             and in all copies of a graph.
         not_looked_at: tensors whose numbers were not read.
         zeros_only: of all moments, see :class:`Moments`.
-        by_parameter: whether a parameter is looked at once, however many operators read it, and its
-            gradient where it is summed.
+        by_parameter: whether a parameter is observed once, however many operators read it, and its
+            gradient once, as the sum.
     """
 
     zeros_only = False
@@ -191,7 +191,7 @@ class WatchingTool(PrintingTool[OptionsT]):
             context.insert_after_op(make_observer(context, routine.run))
         if "weights" in self.options.tensors:
             roles = {context["weight_index"]: "weight", context["bias_index"]: "bias"}
-            # Operators that move a parameter are not the ones that use it.
+            # Operators that only move a parameter do not count as its readers.
             uses = op.phase == "forward" and row_of(op.type).group != "view"
             names = context.get_input_names()
             for position, tensor in enumerate(inputs_of(context)):
@@ -224,7 +224,7 @@ class WatchingTool(PrintingTool[OptionsT]):
             return
         names = context.get_grad_input_names()
         parameters = [_parameter(context, i) for i in range(max(1, len(names)))]
-        # An operator that gives no gradient of an input of its own sums those of the parameter.
+        # An operator whose gradients belong to none of its inputs sums the parameter's gradients.
         is_whole = self.by_parameter and bool(parameters[0][0]) and not any(names)
         routine = WatchingRoutine(
             *(self, op, "gradients", "grad"), parameters=parameters, inputs=names, is_whole=is_whole
@@ -274,14 +274,14 @@ class WatchingTool(PrintingTool[OptionsT]):
 
     def _is_read_before(self, op: OpDescription, key: str) -> bool:
         """True if another operator was the first in this step to read the parameter of a key; the
-        first that asks is noted as its reader."""
+        first operator is noted as its reader."""
         reader, step = self._readers.get(key, ("", -1))
         if step != self.steps:
             reader, _ = self._readers[key] = op.id, self.steps
         return self.by_parameter and reader != op.id
 
     def _is_elsewhere(self, routine: WatchingRoutine, position: int) -> bool:
-        """True for a tensor whose figures another row has, that of a parameter."""
+        """True for a tensor whose figures are in the row of a parameter."""
         key = routine.key(position)
         if routine.kind == "weights" and routine.parameter(position)[0]:
             return self._is_read_before(routine.op, key)
@@ -294,8 +294,8 @@ class WatchingTool(PrintingTool[OptionsT]):
     ) -> None:
         """Drop the rows of gradients within an operator that become the gradient of a parameter.
 
-        They are transposed or reshaped, and have the same elements, and so one object for figures.
-        Zeros do not show which gradient has become which.
+        These gradients are transposed or reshaped: they have the same elements, and one object for
+        their figures. Gradients of zeros cannot be told apart.
         """
         if now.zeros == now.elements:
             return
@@ -344,8 +344,8 @@ class WatchingTool(PrintingTool[OptionsT]):
         return [w for w in self.watched.values() if w.kind == kind and self.is_shown(w.op.phase)]
 
     def groups(self) -> Iterable[tuple[str, list[tuple[WatchedTensor, WatchedTensor | None]]]]:
-        """Yield what tables show, by a noun: activations; parameters, each with its gradient if
-        that was seen; gradients of other tensors."""
+        """Yield the groups of rows that tables show, each with its noun: activations; parameters,
+        each with its gradient if that was seen; gradients of other tensors."""
         gradients = {w.key: w for w in self.listed("gradients")}
         yield "activation", [(w, None) for w in self.listed("activations")]
         weights = self.listed("weights")

@@ -29,7 +29,7 @@ def _symbol(path: str) -> Callable[[], Any]:
     """Return a function that returns a private symbol, or None where it is gone."""
     SYMBOLS.append(path)
     module, _, name = path.rpartition(".")
-    # Without a function at each call: operators ask for some of them.
+    # Looked up here, since some are read at each operator.
     return functools.cache(lambda: getattr(importlib.import_module(module), name, None))
 
 
@@ -106,8 +106,8 @@ def has_saved_tensor_hooks() -> bool:
 def writes_into_tensors(name: str) -> bool:
     """True if PyTorch's own operator of that name writes into tensors that it is given.
 
-    Of operators without an underscore at the end, such as ``fused_moving_avg_obs_fake_quant``,
-    the versions of these tensors do not tell (2.13). Without the symbol the answer is False.
+    Of operators without an underscore at the end, such as ``fused_moving_avg_obs_fake_quant``, the
+    versions of these tensors do not change (2.13). Without the symbol the answer is False.
     """
     schemas_of = _schemas()
     return schemas_of is not None and any(
@@ -170,7 +170,8 @@ def is_profiling() -> bool:
     """True if PyTorch's profiler runs in this thread, whoever started it.
 
     There is no public way to ask, and ``torch.profiler.profile.start`` (2.13) silently takes over
-    from a profiler that runs. Without the symbol the answer is False, which leads to just that.
+    from a profiler that runs. Without the symbol the answer is False, and the profiler may be taken
+    over.
     """
     enabled = _profiler_enabled()
     return enabled is not None and bool(enabled())
@@ -187,11 +188,10 @@ def prepare_profiler(profiler: Any) -> None:
 def watch_profilers(patches: PatchSet, begins: Callable[[], None]) -> None:
     """Call a function before PyTorch's profiler, or the writer of its execution traces, starts.
 
-    There is no public way: the classes of 2.13 call functions of C. Where one is missing it is left
-    out, with what :func:`is_profiling` says of the symbol that it needs.
+    There is no public way: the classes of 2.13 call functions of C. A missing function is left out.
 
     Args:
-        patches: gets what is patched, to be undone.
+        patches: the set that undoes the patches.
         begins: called before a start, once or more often.
     """
 
@@ -224,7 +224,7 @@ def is_in_backward() -> bool:
 def transform_check() -> Callable[[], Any]:
     """Return a function that gives None outside of the transforms of ``torch.func``.
 
-    Asked at each tensor that is read; without the symbol the answer is always None.
+    Called for each tensor that is read; without the symbol the result is always None.
     """
     return _transforms() or (lambda: None)
 
@@ -234,7 +234,8 @@ def old_batch_check() -> Callable[[Any], bool]:
     """Return a function that says whether a tensor stands for the batch of the older ``vmap``.
 
     PyTorch 2.13 computes ``autograd.grad(is_grads_batched=True)`` and vectorized jacobians with it.
-    Its tensors have no memory, and nothing gives what is inside. Without the symbol none is one.
+    Its tensors have no memory, and no function returns the tensor inside. Without the symbol the
+    answer is False.
     """
     return _is_old_batch() or (lambda tensor: False)
 
@@ -242,12 +243,12 @@ def old_batch_check() -> Callable[[Any], bool]:
 def below_transforms(tensor: Any) -> tuple[Any, int]:
     """Return the tensor inside of the wrappers that ``torch.func`` has put around one.
 
-    The numbers of a wrapped tensor cannot be read, and nothing public gives what is inside (2.13).
-    To be called within :func:`no_transforms`.
+    The numbers of a wrapped tensor cannot be read, and no public function returns the tensor inside
+    (2.13). The caller is within :func:`no_transforms`.
 
     Returns:
-        The tensor, and the number of its first axes that ``torch.vmap`` maps over: those the
-        wrapped tensor does not have.
+        The tensor, and the number of its first axes that ``torch.vmap`` maps over: the wrapped
+        tensor does not have these.
     """
     *wrappers, tensor = inside(tensor)
     axes = [_stacked_axis()(wrapper) for wrapper in wrappers if _is_stacked()(wrapper)]
@@ -257,12 +258,12 @@ def below_transforms(tensor: Any) -> tuple[Any, int]:
 
 
 def is_stacked(tensor: Any) -> bool:
-    """True if ``torch.vmap`` maps over an axis of what is inside of a tensor."""
+    """True if ``torch.vmap`` maps over an axis of the tensor inside of a wrapper."""
     return any(map(_is_stacked(), inside(tensor)))
 
 
 def may_be_batched(tensors: Iterable[Any]) -> bool:
-    """True if tensors may have axes that their shapes do not show, which only PyTorch's have."""
+    """True if tensors may have axes that their shapes do not show; only PyTorch's may."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False
@@ -277,7 +278,7 @@ def batch_sizes(tensor: Any) -> dict[int, int]:
     """Return the sizes of the axes that ``torch.vmap`` maps over, by the level of each.
 
     Raises:
-        LookupError: the tensor is one of the older ``vmap``, which tells none.
+        LookupError: the tensor is of the older ``vmap``, which does not report sizes.
     """
     if old_batch_check()(tensor):
         raise LookupError("the size of an older vmap")
@@ -308,7 +309,7 @@ def shown_part(tensor: Any) -> Any:
 
 
 def inside(tensor: Any) -> Iterator[Any]:
-    """Yield a tensor, and what each wrapper of ``torch.func`` holds, the outermost first."""
+    """Yield a tensor and the tensors inside its wrappers of ``torch.func``, the outermost first."""
     yield tensor
     while _is_wrapped()(tensor):
         tensor = _unwrapped()(tensor)
@@ -325,7 +326,7 @@ def no_transforms() -> AbstractContextManager[Any]:
 
 
 def no_overrides() -> AbstractContextManager[Any]:
-    """Within it no ``__torch_function__`` of a tensor's class is asked."""
+    """Within it no ``__torch_function__`` of a tensor's class is called."""
     context: AbstractContextManager[Any] = _no_overrides()()
     return context
 

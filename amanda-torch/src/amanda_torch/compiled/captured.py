@@ -307,7 +307,8 @@ class CapturedGraph:
         return functools.partial(run_after_dry_run, binding, dry_run, counts, code, later)
 
     def _counts_of(self, interceptor: Interceptor, dry_run: GraphDryRun) -> RunCounts:
-        """The additions of later runs to counters and sums, by those of a dry run."""
+        """The additions of later runs to counters and sums, derived from the additions of a dry
+        run."""
         counts = RunCounts(interceptor.executor.claimer)
         counts.backward = _without_sizes(dry_run.backward())
         counts.forward = _without_sizes(dry_run.forward)

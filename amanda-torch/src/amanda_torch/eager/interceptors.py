@@ -62,15 +62,15 @@ class Interceptor(Tracker, TorchFunctionMode):
         thread: ``vars()`` of the thread's :class:`amanda.state.ThreadState`.
         executor: runs the operators with actions or pending analyses.
         ident: identifier of its thread.
-        ended: True if its thread's last scope has ended: the interceptor is to be removed.
+        ended: True if its thread's last scope has ended: the interceptor will be removed.
         met: list to which operators are added when their plan is looked up; None to note none.
         uncompiled: in force from the first to the last scope of its thread, if the first one was
             opened within a compiled function.
     """
 
     note_report: Callable[[Any], bool] | None = None
-    """Counts a report of PyTorch's; True if nothing is to be done for it. None without the gate,
-    which calls most operators."""
+    """Counts a report of PyTorch's; True if no work is left for it. None without the gate, which
+    calls most operators."""
 
     def __init__(
         self,

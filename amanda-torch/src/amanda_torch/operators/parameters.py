@@ -67,7 +67,7 @@ _INDEXING: Mapping[str, tuple[SchemaParameter, ...]] = {
     "__getitem__": _INDEXED,
     "__setitem__": (*_INDEXED, SchemaParameter("value", "value", True)),
 }
-"""Parameters of indexing: the schemas of these names are those of TorchScript's lists."""
+"""Parameters of indexing: under these names the schemas describe TorchScript's lists."""
 
 _ALIASES = {"axis": "dim", "keepdims": "keepdim", "x2": "other", "x1": "self", "x": "self"}
 """NumPy's keywords, which PyTorch's argument parser also accepts."""

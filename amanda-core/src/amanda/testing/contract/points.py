@@ -17,7 +17,8 @@ from amanda.tool import Tool, cache_disabled, new_iteration
 
 
 class Passed(Tool):
-    """A tool that notes the derived points that are passed, those of modules on demand."""
+    """A tool that notes the derived points that the program passes; the points of modules on
+    demand."""
 
     def __init__(self, modules: bool = False) -> None:
         super().__init__()
