@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import traceback
 from collections.abc import Callable
 from types import ModuleType
@@ -185,90 +184,6 @@ def test_code_can_be_wrapped() -> None:
     assert sample.__code__.co_name == "x"
     patches.undo()
     assert sample.__code__ is vanilla
-
-
-class Called:
-    """A class whose methods a program may hold bound."""
-
-    @classmethod
-    def of_class(cls, first: int, *, second: int = 2) -> tuple[str, int, int]:
-        return cls.__name__, first, second
-
-    def of_object(self, first: int = 7) -> tuple[str, int]:
-        return type(self).__name__, first
-
-
-def closing_over(value: int) -> Any:
-    """A function with a free variable, a default and a keyword with one."""
-
-    def inner(first: int = 1, *, second: int = 2) -> tuple[int, int, int]:
-        return value, first, second
-
-    return inner
-
-
-@pytest.mark.parametrize("closed", [False, True])
-def test_a_function_that_is_bound_by_name_is_wrapped(closed: bool) -> None:
-    """Whoever holds it calls the wrapper, which reaches the vanilla one with all its defaults."""
-    function = closing_over(5) if closed else sample
-    code, patches, calls = function.__code__, PatchSet(), []
-    before, declared = dict(vars(function)), inspect.signature(function)
-
-    def wrapper(vanilla: Any) -> Any:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            calls.append((args, kwargs))
-            return "wrapped", vanilla(*args, **kwargs)
-
-        return wrapped
-
-    expected = function(3, second=4)
-    patches.wrap_code(function, wrapper)
-    assert function(3, second=4) == ("wrapped", expected)
-    assert calls == [((3,), {"second": 4})]
-    assert function.__name__ == function.__code__.co_name == code.co_name
-    assert inspect.signature(function) == declared
-    patches.undo()
-    assert function.__code__ is code
-    assert vars(function) == before
-    assert function(3, second=4) == expected
-    assert len(calls) == 1
-
-
-def test_variables_of_a_wrapped_function_can_be_read() -> None:
-    """Profilers, tracers and debuggers read those of each frame, free variables included."""
-    function, patches, read = closing_over(5), PatchSet(), []
-
-    def wrapper(vanilla: Any) -> Any:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            read.append(sys._getframe(1).f_locals["value"])  # noqa: SLF001
-            return vanilla(*args, **kwargs)
-
-        return wrapped
-
-    patches.wrap_code(function, wrapper)
-    outer = sys.getprofile(), sys.gettrace()
-    try:
-        sys.setprofile(lambda *_: None)
-        sys.settrace(lambda *_: lambda *_: None)
-        found = function(3, second=4)
-    finally:
-        sys.setprofile(outer[0])
-        sys.settrace(outer[1])
-        patches.undo()
-    assert found == (5, 3, 4)
-    assert read == [5]
-
-
-def test_methods_that_are_bound_before_are_wrapped() -> None:
-    """A bound method calls the wrapper with its object, or its class, as the first argument."""
-    bound, of_class, patches = Called().of_object, Called.of_class, PatchSet()
-    for function in (Called.of_object, vars(Called)["of_class"].__func__):
-        patches.wrap_code(function, lambda vanilla: lambda *args, **kw: ("w", vanilla(*args, **kw)))
-    assert bound() == ("w", ("Called", 7))
-    assert of_class(1, second=3) == ("w", ("Called", 1, 3))
-    patches.undo()
-    assert bound() == ("Called", 7)
-    assert of_class(1) == ("Called", 1, 2)
 
 
 def test_an_unset_slot_is_unset_again() -> None:

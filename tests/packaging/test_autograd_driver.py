@@ -48,9 +48,9 @@ def code_lines(folder: Path, *names: str) -> int:
 
 
 def test_a_driver_is_short() -> None:
-    """The driver of a real framework has at most 200 lines of code, the template's at most 180."""
+    """The driver of a real framework has at most 210 lines of code, the template's at most 180."""
     package = PACKAGE / "src/amanda_autograd"
-    assert code_lines(package, "plugin.py", "driver.py", "_internals.py") <= 200
+    assert code_lines(package, "plugin.py", "driver.py", "_internals.py") <= 210
     template = ROOT / "amanda-core/templates/driver-package/src/amanda_minigrad"
     assert code_lines(template, "plugin.py", "driver.py", "adapter.py") <= 180
 

@@ -93,33 +93,6 @@ class PatchSet:
         self._set(replaced, wrapper(vanilla))
         return vanilla
 
-    def wrap_code(
-        self, function: types.FunctionType, wrapper: Callable[[Callable[..., Any]], Any]
-    ) -> None:
-        """Make `function` itself run ``wrapper(vanilla)``, by replacing its ``__code__``.
-
-        For functions that programs bind by name (``from framework import add``) or keep as bound
-        methods, which a change of the attribute does not reach. A method gets its object as the
-        first argument; of a class method, pass ``vars(cls)[name].__func__``.
-
-        Args:
-            function: written in Python; builtins, and functions of C extensions, have no code.
-            wrapper: gets a function that does what `function` has done; returns what is called
-                with all arguments in its place.
-        """
-        code = function.__code__
-        vanilla = types.FunctionType(
-            code,
-            function.__globals__,
-            function.__name__,
-            function.__defaults__,
-            function.__closure__,
-        )
-        vanilla.__kwdefaults__ = function.__kwdefaults__
-        # Programs that inspect the parameters find the declared ones.
-        self.set(function, "__signature__", inspect.signature(function), create=True)
-        self.set(function, "__code__", _code_calling(wrapper(vanilla), code))
-
     def undo(self) -> None:
         """Put every attribute back, the last one first; harmless when called twice.
 
@@ -191,35 +164,6 @@ def _package(traceback: types.TracebackType | None) -> str:
     """The package in whose code a frame is."""
     module = traceback.tb_frame.f_globals.get("__name__", "") if traceback is not None else ""
     return str(module).partition(".")[0]
-
-
-def _code_calling(called: Callable[..., Any], instead_of: types.CodeType) -> types.CodeType:
-    """Code that calls `called` with its own arguments, for a function whose code was
-    `instead_of`."""
-    names = instead_of.co_freevars
-    # The code keeps the free variables of the function, since a profiler or debugger reads their
-    # values there.
-    lines = [
-        "def make():",
-        *(f" {name} = None" for name in names),
-        " def stub(*amanda_args, **amanda_kwargs):",
-        *(f"  if 0: {name}" for name in names),
-        "  amanda_called = 'called'",
-        "  return amanda_called(*amanda_args, **amanda_kwargs)",
-    ]
-    code = _inner(_inner(compile("\n".join(lines), __file__, "exec")))
-    return code.replace(
-        # A constant, since the function's globals and free variables are the framework's.
-        co_consts=tuple(called if value == "called" else value for value in code.co_consts),
-        co_firstlineno=_code_calling.__code__.co_firstlineno,
-        co_name=instead_of.co_name,
-        co_qualname=instead_of.co_qualname,
-    )
-
-
-def _inner(code: types.CodeType) -> types.CodeType:
-    """The code of the only function that is defined in some code."""
-    return next(value for value in code.co_consts if isinstance(value, types.CodeType))
 
 
 @attrs.define(eq=False)

@@ -22,7 +22,7 @@ from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.util import toposort
 
 from amanda.driver import Namespace, PatchSet
-from amanda_autograd._internals import PRIMITIVE, is_outermost, node_in
+from amanda_autograd._internals import PRIMITIVE, code_calling, is_outermost, node_in, vanilla_of
 from amanda_autograd.plugin import AutogradDriver
 
 Vjp = Callable[[list[Any]], list[Any]]
@@ -92,9 +92,8 @@ class AutogradEagerDriver(AutogradDriver):
         patches.wrap(core, "backward_pass", self._passing_backward)
 
     def _wrap(self, patches: PatchSet, operator: Any) -> None:
-        patches.wrap_code(
-            operator, lambda vanilla: functools.partial(self._intercepted, operator, vanilla)
-        )
+        run = functools.partial(self._intercepted, operator, vanilla_of(operator))
+        patches.set(operator, "__code__", code_calling(run))
 
     def _wraps(self, patches: PatchSet, wraps: Any, function: Any, **kwargs: Any) -> Any:
         """``tracer.wraps``, which decorates every primitive when it is defined."""
