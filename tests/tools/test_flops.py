@@ -220,6 +220,9 @@ EIGHT_BITS: dict[str, tuple[Callable[[], Any], int]] = {
     "packed_conv2d": (
         lambda: _quantized("conv2d", (2, 4, 8, 8), (6, 2, 3, 3)), 2 * 2 * 6 * 6 * 6 * 2 * 3 * 3,
     ),
+    "affine_grid_generator": (
+        lambda: functional.affine_grid(torch.ones(2, 2, 3), [2, 1, 4, 5], False), 2 * 40 * 2 * 3,
+    ),
     "linalg_vecdot": (lambda: torch.linalg.vecdot(torch.ones(3, 10), torch.ones(10)), 2 * 30),
 }  # fmt: skip
 

@@ -100,6 +100,13 @@ def test_an_operator_that_raised_has_not_executed() -> None:
     assert executions == (1, 0)
 
 
+def test_a_function_that_an_operator_calls_is_unknown() -> None:
+    """The products of a branch of ``torch.cond`` are not seen."""
+    x = torch.rand(3, 3)
+    found = applied(FlopsTool(), lambda: torch.cond(x.sum() > 0, torch.exp, torch.exp, (x,)))
+    assert found.summary()["unknown_ops"] == {"cond": 1}
+
+
 def test_unknown_operators_are_said() -> None:
     """A matrix exponential and somebody's own Function have no formula; their calls are counted."""
 

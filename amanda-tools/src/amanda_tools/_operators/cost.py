@@ -133,6 +133,11 @@ def bilinear(call: CallShapes) -> int:
     return 2 * batch * (math.prod(call.weight) + features * size)
 
 
+def grid(call: CallShapes) -> int:
+    """Each position times a matrix, which has a column more."""
+    return 2 * math.prod(call.output) * (call.output[-1] + 1)
+
+
 def convolution(call: CallShapes) -> int:
     """Per output element one kernel over the input channels of its group."""
     features = "O" if "O" in call.signature.weight_layout else "CM"
@@ -238,6 +243,7 @@ FORMULAS = by_name({
     inner: "inner",
     tensordot: "tensordot",
     bilinear: "bilinear",
+    grid: "affine_grid_generator",
     general_convolution: "conv _convolution",
     convolution: "conv1d conv2d conv3d",
     temporal_convolution: "conv_tbc",
@@ -250,7 +256,7 @@ FORMULAS = by_name({
 """Formulas by canonical type."""
 
 READING_OUTPUTS = frozenset(
-    {convolution, general_convolution, temporal_convolution, rows_by_matrix, packed}
+    {convolution, general_convolution, grid, temporal_convolution, rows_by_matrix, packed}
 )
 """Formulas that read the shapes of the outputs."""
 

@@ -155,7 +155,7 @@ FORMULAS = by_name({
         ScaledDotProductFusedAttentionOverrideableBackward attention_backward
     """,
     recurrent_layer: "MkldnnRnnLayerBackward",
-    _of_forward: "SparseTensorDenseMatMul",
+    _of_forward: "SparseTensorDenseMatMul AffineGridGeneratorBackward",
     # The canonical types are of frameworks with one backward operator for each operator.
     whole_recurrence: """
         CudnnRnnBackward MiopenRnnBackward CudnnRNNBackprop CudnnRNNBackpropV3
