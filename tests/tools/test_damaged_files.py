@@ -152,8 +152,9 @@ def test_what_is_not_the_expected_file_is_one_clear_error(reader: str, tmp_path:
     path.unlink()
     if reader not in ("inject campaign", "merge"):
         # Of these two, a missing file is a new campaign, and no rank.
-        with pytest.raises(FileError, match=r"given.*No such file"):
+        with pytest.raises(FileError, match=r"given.*No such file") as missing:
             read(path)
+        assert str(missing.value).count(path.name) == 1
     path.mkdir()
     with pytest.raises((FileError, MergeError), match=r"given.*(folder|0 recordings)"):
         read(path)

@@ -119,7 +119,7 @@ def test_files(net: nn.Module, tmp_path: Path) -> None:
     quiet = applied(net, torch.rand(3, 6), csv=False)
     assert [path.name for path in quiet.write_files(tmp_path, "q")] == ["q.safetensors"]
     (tmp_path / "other.safetensors").write_bytes(b"nothing of that kind")
-    with pytest.raises(AmandaError, match="holds no effective paths"):
+    with pytest.raises(AmandaError, match="is not a file that path has written"):
         read(tmp_path / "other.safetensors")
     with pytest.raises(OSError, match="cannot be written"):
         write(tmp_path / "nowhere" / "path.safetensors", found)

@@ -82,11 +82,11 @@ class Recording:
                     "index, or a folder that a run under -t diff or -t dump has written"
                 )
             [index] = found
+        content, folder = read_json(index), index.parent
         try:
-            entries = _entries(index)
+            entries = _entries(content, folder)
         except FileError as error:
             raise FileError(f"{tool}: {index} is not a recording: {error}") from error
-        folder = index.parent
         return cls.of(
             (entry, functools.partial(read_tensor, folder / entry["file"], entry["key"]))
             for entry in entries
@@ -105,13 +105,12 @@ _NUMBERS = ("step", "order")
 _FOLDERS = ("", "..")
 
 
-def _entries(index: Path) -> list[dict[str, Any]]:
-    """Read the entries of an index, and check them and the files of their tensors.
+def _entries(content: Any, folder: Path) -> list[dict[str, Any]]:
+    """Return the entries of an index, and check them and the files of their tensors.
 
     Raises:
         FileError: a file is missing or damaged, or an entry is not as ``dump`` writes it.
     """
-    content = read_json(index)
     entries = content.get("tensors") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise FileError("it has no list of tensors")
@@ -130,7 +129,7 @@ def _entries(index: Path) -> list[dict[str, Any]]:
             raise FileError(f"{wrong[0]!r} of its tensor {number} is missing or wrong")
         keys.setdefault(about["file"], []).append(about["key"])
     for file, found in keys.items():
-        check_tensors(index.parent / file, found, recording)
+        check_tensors(folder / file, found, recording)
     return entries
 
 

@@ -93,10 +93,10 @@ def read_tensors(
     Raises:
         FileError: the file is missing or damaged, or has element types that NumPy lacks.
     """
+    # The library would wait for ever at a pipe.
+    with opened(path):
+        pass
     try:
-        # The library would wait for ever at a pipe.
-        with opened(path):
-            pass
         with _open_file(path, "np") as file:
             names = {original_name(key): key for key in file.keys()}  # noqa: SIM118 - no mapping
             tensors = {name: np.asarray(file.get_tensor(key)) for name, key in names.items()}

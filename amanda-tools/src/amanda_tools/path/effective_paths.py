@@ -230,8 +230,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Path]:
     Raises:
         FileError: the file cannot be read, or holds no paths.
     """
+    arrays, header = read_tensors(path, "path")
     try:
-        arrays, header = read_tensors(path, "path")
         about = parse_json(header["amanda_paths"], path)
         return {name: _path_of(name, one, arrays) for name, one in about.items()}
     # Wrong types or missing parts raise different errors, depending on the code that uses them.
