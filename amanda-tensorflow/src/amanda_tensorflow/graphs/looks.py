@@ -1,0 +1,161 @@
+"""Nodes that only look at tensors: what they read, so that Grappler optimizes as without them.
+
+Grappler computes several operators as one, or in another order, where nothing else reads the
+tensors between them. A node that looks at such a tensor reads it from a copy of its operator::
+
+    relu(x @ w + b)         MatMul > BiasAdd > Relu
+    looked at: BiasAdd      MatMul > BiasAdd > Relu, and MatMul' > BiasAdd' > node
+
+What computes does not wait for these nodes either (:meth:`Building.split_looks`).
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from amanda_tensorflow import _internals
+from amanda_tensorflow.operators.types import NOT_OPS, is_differentiable
+
+_CONTRACTIONS = frozenset(
+    "BatchMatMul BatchMatMulV2 Conv2D Conv3D DepthwiseConv2dNative MatMul".split()
+)
+_BEHIND = frozenset(
+    "Add AddV2 BiasAdd FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 Mul Squeeze".split()
+)
+"""Types that are computed with the contraction that they read."""
+
+_COMBINED = _BEHIND | frozenset(
+    """AddN Div Elu Erf LeakyRelu Neg Pow RealDiv Relu Relu6 Rsqrt Sigmoid Sqrt Square Sub
+    Tanh""".split()
+)
+"""Types that the arithmetic optimizer and the remapper combine with each other (2.16 to 2.21)."""
+
+_SUMS = frozenset({"Add", "AddN", "AddV2", "Neg", "Sub"})
+_PASSING = frozenset({"Identity", "StopGradient"})
+_OF_SHAPES = frozenset("BroadcastGradientArgs OnesLike Rank Shape ShapeN Size ZerosLike".split())
+"""Types that read no data: Grappler takes what they compute from the shapes that it knows."""
+
+
+def may_be_combined(op: Any) -> bool:
+    """True if Grappler may compute an operator together with others."""
+    is_known = op.type in _COMBINED or op.type in _CONTRACTIONS
+    return is_known and is_differentiable(op.outputs[0])
+
+
+@attrs.frozen
+class Looks:
+    """The nodes of a copy, which is complete, that only look at tensors.
+
+    Args:
+        graph: of the copy.
+        nodes: by name.
+    """
+
+    graph: Any
+    nodes: Mapping[str, Any]
+    _copies: dict[str, Any] = attrs.field(init=False, factory=dict)
+    _added: set[str] = attrs.field(init=False, factory=set)
+
+    def read_copies(self) -> None:
+        """Let nodes that look at a tensor between combined operators read it from a copy."""
+        self._added.update(self.nodes)
+        for node in self.nodes.values():
+            for index, tensor in enumerate(map(_source, node.inputs)):
+                if self._is_between(tensor.op) or (tensor.value_index and self._above(tensor.op)):
+                    self._copy(tensor.op)
+                    _internals.update_input(node, index, self._seen(tensor))
+
+    def keep_apart(self) -> bool:
+        """True if an operator that may be combined waits for a node, or a node for it."""
+        waited = [before for node in self.nodes.values() for before in node.control_inputs]
+        for op in filter(may_be_combined, self.graph.get_operations()):
+            if any(may_be_combined(tensor.op) for tensor in op.inputs):
+                waited += [op for before in op.control_inputs if before.name in self.nodes]
+        return any(map(may_be_combined, waited))
+
+    def _readers(self, *tensors: Any) -> Iterator[tuple[str, Any]]:
+        """The operators that read tensors in the vanilla graph, too, each with its type."""
+        waiting = [*tensors]
+        while waiting:
+            tensor = waiting.pop()
+            if any(tensor is output for output in self.graph.outputs):
+                yield "_Retval", None
+            for reader in tensor.consumers():
+                if reader.type in _PASSING:
+                    waiting += reader.outputs
+                elif reader.type not in _OF_SHAPES and reader.name not in self._added:
+                    yield reader.type, reader
+
+    def _above(self, op: Any) -> list[Any]:
+        """The operators that Grappler may compute together with one that reads them."""
+        return [t.op for t in map(_source, op.inputs) if self._is_between(t.op)]
+
+    def _is_between(self, op: Any) -> bool:
+        """True if Grappler may compute an operator together with all that read it."""
+        if op.type in _OF_SHAPES:
+            return bool(self._above(op))
+        if op.type in NOT_OPS or _internals.is_stateful(op) or not is_differentiable(op.outputs[0]):
+            return False
+        kinds = {kind for kind, _ in self._readers(*op.outputs[:1])}
+        others = _BEHIND if op.type in _CONTRACTIONS else _COMBINED
+        if kinds and kinds <= others and may_be_combined(op):
+            return True
+        readers = self._readers(*op.outputs) if kinds & _SUMS else ()
+        return any(kind in _SUMS and self._is_long(reader) for kind, reader in readers)
+
+    def _is_long(self, op: Any) -> bool:
+        """True if an operator is a part of a sum of three terms and more of one shape.
+
+        Grappler makes one operator of it, and the runtime adds them in an order that depends on
+        which of them nobody holds any more (2.16 to 2.21).
+        """
+        while len(found := [*self._readers(*op.outputs)]) == 1 and found[0][0] in _SUMS:
+            op = found[0][1]
+        waiting, terms = [op], collections.Counter[str]()
+        while waiting:
+            for tensor in map(_source, waiting.pop().inputs):
+                if tensor.op.type in _SUMS and len([*self._readers(tensor)]) == 1:
+                    waiting.append(tensor.op)
+                else:
+                    terms[str(tensor.shape)] += 1
+        return max(terms.values(), default=0) > 2
+
+    def _seen(self, tensor: Any) -> Any:
+        """What stands for a tensor where nodes look at it."""
+        copy = self._copies.get(tensor.op.name)
+        return tensor if copy is None else copy.outputs[tensor.value_index]
+
+    def _copy(self, op: Any) -> None:
+        """Add a copy of an operator, and of those it may be computed with, without recursion."""
+        waiting = [op]
+        while waiting:
+            above = [o for o in self._above(waiting[-1]) if o.name not in self._copies]
+            waiting += above
+            if not above and (last := waiting.pop()).name not in self._copies:
+                copy = self._copies[last.name] = self._like(last)
+                self._added.add(copy.name)
+
+    def _like(self, op: Any) -> Any:
+        """Return a new operator, like another one, on what nodes look at."""
+        graph, inputs = self.graph, [self._seen(_source(tensor)) for tensor in op.inputs]
+        # Grappler joins operators that are alike.
+        attributes = {**_internals.attributes_proto(op), "_amanda": _internals.AttrValue(b=True)}
+        options = {"name": f"{op.name}/amanda/seen/", "attrs": attributes, "op_def": op.op_def}
+        types = [tensor.dtype for tensor in op.outputs]
+        with graph.control_dependencies(None):
+            new = _internals.create_op_in(
+                graph, op.type, inputs, types, compute_device=False, **options
+            )
+        _internals.set_device(new, op.device)
+        return new
+
+
+def _source(tensor: Any) -> Any:
+    """The tensor that identities pass on."""
+    while tensor.op.type in _PASSING:
+        tensor = tensor.op.inputs[0]
+    return tensor
