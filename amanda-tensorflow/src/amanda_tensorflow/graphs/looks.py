@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.gradient_order import is_sum
 from amanda_tensorflow.operators.types import NOT_OPS, is_differentiable
 
 _CONTRACTIONS = frozenset(
@@ -29,20 +30,24 @@ _BEHIND = frozenset(
 """Types that are computed with the contraction that they read."""
 
 _COMBINED = _BEHIND | frozenset(
-    """AddN Div Elu Erf LeakyRelu Neg Pow RealDiv Relu Relu6 Rsqrt Sigmoid Sqrt Square Sub
-    Tanh""".split()
+    """Abs Acos Acosh AddN Asin Asinh Atan Atanh Ceil Cos Cosh Div Elu Erf Exp Expm1 Floor Inv
+    LeakyRelu Log Log1p Neg Pow RealDiv Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sin
+    Sinh Sqrt Square Sub Tan Tanh""".split()
 )
 """Types that the arithmetic optimizer and the remapper combine with each other (2.16 to 2.21)."""
 
 _SUMS = frozenset({"Add", "AddN", "AddV2", "Neg", "Sub"})
-_PASSING = frozenset({"Identity", "StopGradient"})
+_PASSING = frozenset({"Identity", "IdentityN", "StopGradient"})
+_RESHAPING = frozenset({"Reshape", "Sum"})
+"""Types that pass a tensor on where they change no shape, as in gradients of broadcasts."""
+
 _OF_SHAPES = frozenset("BroadcastGradientArgs OnesLike Rank Shape ShapeN Size ZerosLike".split())
 """Types that read no data: Grappler takes what they compute from the shapes that it knows."""
 
 
 def may_be_combined(op: Any) -> bool:
     """True if Grappler may compute an operator together with others."""
-    is_known = op.type in _COMBINED or op.type in _CONTRACTIONS
+    is_known = op.type in _COMBINED or op.type in _CONTRACTIONS or op.type in _RESHAPING
     return is_known and is_differentiable(op.outputs[0])
 
 
@@ -59,15 +64,18 @@ class Looks:
     nodes: Mapping[str, Any]
     _copies: dict[str, Any] = attrs.field(init=False, factory=dict)
     _added: set[str] = attrs.field(init=False, factory=set)
+    _known: dict[str, bool] = attrs.field(init=False, factory=dict)
 
     def read_copies(self) -> None:
         """Let nodes that look at a tensor between combined operators read it from a copy."""
         self._added.update(self.nodes)
         for node in self.nodes.values():
-            for index, tensor in enumerate(map(_source, node.inputs)):
+            for index, read in enumerate(node.inputs):
+                tensor = _source(read)
                 if self._is_between(tensor.op) or (tensor.value_index and self._above(tensor.op)):
                     self._copy(tensor.op)
-                    _internals.update_input(node, index, self._seen(tensor))
+                if (seen := self._seen(tensor)) is not read:
+                    _internals.update_input(node, index, seen)
 
     def keep_apart(self) -> bool:
         """True if an operator that may be combined waits for a node, or a node for it."""
@@ -77,17 +85,26 @@ class Looks:
                 waited += [op for before in op.control_inputs if before.name in self.nodes]
         return any(map(may_be_combined, waited))
 
-    def _readers(self, *tensors: Any) -> Iterator[tuple[str, Any]]:
-        """The operators that read tensors in the vanilla graph, too, each with its type."""
-        waiting = [*tensors]
+    def _readers(self, op: Any, count: int | None = None) -> Iterator[tuple[str, Any]]:
+        """The operators that read the outputs of one in the vanilla graph, each with its type.
+
+        Args:
+            count: how many outputs; None for all.
+        """
+        waiting = [*op.outputs[:count]]
         while waiting:
             tensor = waiting.pop()
             if any(tensor is output for output in self.graph.outputs):
                 yield "_Retval", None
             for reader in tensor.consumers():
-                if reader.type in _PASSING:
+                if reader.type in _OF_SHAPES or reader.name in self._added:
+                    continue
+                if reader.type in _RESHAPING and not _is_costly(op):
                     waiting += reader.outputs
-                elif reader.type not in _OF_SHAPES and reader.name not in self._added:
+                elif _passes(reader):
+                    at = zip(reader.inputs, reader.outputs, strict=True)
+                    waiting += [new for old, new in at if old is tensor]
+                else:
                     yield reader.type, reader
 
     def _above(self, op: Any) -> list[Any]:
@@ -96,16 +113,27 @@ class Looks:
 
     def _is_between(self, op: Any) -> bool:
         """True if Grappler may compute an operator together with all that read it."""
+        found = self._known.get(op.name)
+        if found is None:
+            found = self._known[op.name] = self._find_between(op)
+        return found
+
+    def _find_between(self, op: Any) -> bool:
         if op.type in _OF_SHAPES:
             return bool(self._above(op))
         if op.type in NOT_OPS or _internals.is_stateful(op) or not is_differentiable(op.outputs[0]):
             return False
-        kinds = {kind for kind, _ in self._readers(*op.outputs[:1])}
+        kinds = {kind for kind, _ in self._readers(op, 1)}
         others = _BEHIND if op.type in _CONTRACTIONS else _COMBINED
         if kinds and kinds <= others and may_be_combined(op):
             return True
-        readers = self._readers(*op.outputs) if kinds & _SUMS else ()
-        return any(kind in _SUMS and self._is_long(reader) for kind, reader in readers)
+        readers = self._readers(op) if kinds & _SUMS else ()
+        # A sum that the program has waits for those who look at its terms.
+        return any(
+            self._is_long(reader)
+            for kind, reader in readers
+            if kind in _SUMS and not (is_sum(reader) and _is_costly(op))
+        )
 
     def _is_long(self, op: Any) -> bool:
         """True if an operator is a part of a sum of three terms and more of one shape.
@@ -113,12 +141,14 @@ class Looks:
         Grappler makes one operator of it, and the runtime adds them in an order that depends on
         which of them nobody holds any more (2.16 to 2.21).
         """
-        while len(found := [*self._readers(*op.outputs)]) == 1 and found[0][0] in _SUMS:
+        while len(found := [*self._readers(op)]) == 1 and found[0][0] in _SUMS and not is_sum(op):
             op = found[0][1]
+        if is_sum(op):
+            return True
         waiting, terms = [op], collections.Counter[str]()
         while waiting:
             for tensor in map(_source, waiting.pop().inputs):
-                if tensor.op.type in _SUMS and len([*self._readers(tensor)]) == 1:
+                if tensor.op.type in _SUMS and len([*self._readers(tensor.op)]) == 1:
                     waiting.append(tensor.op)
                 else:
                     terms[str(tensor.shape)] += 1
@@ -154,8 +184,18 @@ class Looks:
         return new
 
 
+def _is_costly(op: Any) -> bool:
+    """True if an operator is a product, whose copies take time."""
+    return op.type in _CONTRACTIONS or "Backprop" in op.type
+
+
+def _passes(op: Any) -> bool:
+    """True if an operator passes its inputs on, and Grappler leaves it out."""
+    return op.type in _PASSING and not op.control_inputs
+
+
 def _source(tensor: Any) -> Any:
     """The tensor that identities pass on."""
-    while tensor.op.type in _PASSING:
-        tensor = tensor.op.inputs[0]
+    while _passes(tensor.op):
+        tensor = tensor.op.inputs[tensor.value_index]
     return tensor
