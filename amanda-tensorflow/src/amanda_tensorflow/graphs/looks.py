@@ -11,7 +11,6 @@ What computes does not wait for these nodes either (:meth:`Building.split_looks`
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -113,10 +112,9 @@ class Looks:
 
     def _is_between(self, op: Any) -> bool:
         """True if Grappler may compute an operator together with all that read it."""
-        found = self._known.get(op.name)
-        if found is None:
-            found = self._known[op.name] = self._find_between(op)
-        return found
+        if op.name not in self._known:
+            self._known[op.name] = self._find_between(op)
+        return self._known[op.name]
 
     def _find_between(self, op: Any) -> bool:
         if op.type in _OF_SHAPES:
@@ -127,32 +125,17 @@ class Looks:
         others = _BEHIND if op.type in _CONTRACTIONS else _COMBINED
         if kinds and kinds <= others and may_be_combined(op):
             return True
-        readers = self._readers(op) if kinds & _SUMS else ()
-        # A sum that the program has waits for those who look at its terms.
-        return any(
-            self._is_long(reader)
-            for kind, reader in readers
-            if kind in _SUMS and not (is_sum(reader) and _is_costly(op))
-        )
+        return any(kind in _SUMS and self._is_term(op, end) for kind, end in self._readers(op))
 
-    def _is_long(self, op: Any) -> bool:
-        """True if an operator is a part of a sum of three terms and more of one shape.
+    def _is_term(self, op: Any, end: Any) -> bool:
+        """True if an operator may be one of more than two terms of a sum.
 
-        Grappler makes one operator of it, and the runtime adds them in an order that depends on
-        which of them nobody holds any more (2.16 to 2.21).
+        Grappler makes one operator of them, and the runtime adds them in an order that depends on
+        which of them nobody holds any more (2.16 to 2.21). A sum that the program has waits for
+        nodes that look at its terms: products are not copied for it.
         """
-        while len(found := [*self._readers(op)]) == 1 and found[0][0] in _SUMS and not is_sum(op):
-            op = found[0][1]
-        if is_sum(op):
-            return True
-        waiting, terms = [op], collections.Counter[str]()
-        while waiting:
-            for tensor in map(_source, waiting.pop().inputs):
-                if tensor.op.type in _SUMS and len([*self._readers(tensor.op)]) == 1:
-                    waiting.append(tensor.op)
-                else:
-                    terms[str(tensor.shape)] += 1
-        return max(terms.values(), default=0) > 2
+        around = {kind for kind, _ in self._readers(end)} | {t.op.type for t in end.inputs}
+        return not _is_costly(op) if is_sum(end) else not _SUMS.isdisjoint(around)
 
     def _seen(self, tensor: Any) -> Any:
         """What stands for a tensor where nodes look at it."""
@@ -171,15 +154,14 @@ class Looks:
 
     def _like(self, op: Any) -> Any:
         """Return a new operator, like another one, on what nodes look at."""
-        graph, inputs = self.graph, [self._seen(_source(tensor)) for tensor in op.inputs]
+        inputs = [self._seen(_source(tensor)) for tensor in op.inputs]
+        types = [tensor.dtype for tensor in op.outputs]
         # Grappler joins operators that are alike.
         attributes = {**_internals.attributes_proto(op), "_amanda": _internals.AttrValue(b=True)}
         options = {"name": f"{op.name}/amanda/seen/", "attrs": attributes, "op_def": op.op_def}
-        types = [tensor.dtype for tensor in op.outputs]
-        with graph.control_dependencies(None):
-            new = _internals.create_op_in(
-                graph, op.type, inputs, types, compute_device=False, **options
-            )
+        new = _internals.create_op_in(
+            self.graph, op.type, inputs, types, compute_device=False, **options
+        )
         _internals.set_device(new, op.device)
         return new
 
