@@ -29,9 +29,9 @@ _BEHIND = frozenset(
 """Types that are computed with the contraction that they read."""
 
 _COMBINED = _BEHIND | frozenset(
-    """Abs Acos Acosh AddN Asin Asinh Atan Atanh Ceil Cos Cosh Div Elu Erf Exp Expm1 Floor Inv
+    """Abs Acos Acosh AddN Asin Asinh Atan Atanh Ceil Cos Cosh Div Elu Erf Erfc Exp Expm1 Floor Inv
     LeakyRelu Log Log1p Neg Pow RealDiv Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sin
-    Sinh Sqrt Square Sub Tan Tanh""".split()
+    Sinh Softplus Sqrt Square Sub Tan Tanh""".split()
 )
 """Types that the arithmetic optimizer and the remapper combine with each other (2.16 to 2.21)."""
 
