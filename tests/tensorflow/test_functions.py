@@ -437,13 +437,15 @@ def test_errors_name_the_function() -> None:
     said, defined = [], []
     for tool in (None, Counter()):
         scope = nullcontext() if tool is None else amanda.apply(tool)
-        with scope, pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        with scope as found, pytest.raises(tf.errors.InvalidArgumentError) as raised:
             checked(tf.constant([-1.0]))
         said.append(re.findall(r"{{node .*}}|__inference_\D+_", str(raised.value)))
         defined.append(str(raised.value).partition("{{node")[0])
     assert said[0] == said[1] == ["{{node CheckNumerics}}", "__inference_checked_"]
     assert defined[0] == defined[1]
     assert "in checked\n" in defined[0]
+    # Which operators have run is not known.
+    assert found.statistics.not_seen == {"operators in runs of graphs that failed": 0}
 
 
 def _of_a_sum(inside: bool) -> Any:

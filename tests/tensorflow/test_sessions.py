@@ -604,12 +604,13 @@ def test_errors_of_the_user() -> None:
     x = tf1.placeholder(tf.float32, [None])
     y = tf.nn.relu(tf1.check_numerics(x, "my message"))
     session = tf1.Session()
-    with amanda.apply(Counter()):
+    with amanda.apply(Counter()) as scope:
         with pytest.raises(tf.errors.InvalidArgumentError, match="my message"):
             session.run(y, {x: [np.inf]})
         with pytest.raises(tf.errors.InvalidArgumentError, match="feed a value"):
             session.run(y)
         assert session.run(y, {x: [2.0]}).tolist() == [2.0]
+    assert scope.statistics.not_seen == {"operators in runs of graphs that failed": 0}
     assert session.run(y, {x: [2.0]}).tolist() == [2.0]
 
 

@@ -18,7 +18,7 @@ from amanda.interface.proofs import Proof
 from amanda.python.patching import PatchSet, named_as
 from amanda.state import STATE, LiveScope
 from amanda_tensorflow import _internals
-from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
+from amanda_tensorflow.graphs.base_driver import GraphModeDriver, count_failed_run, raise_original
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.copies import Copy, Report
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
@@ -257,6 +257,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
 def _raise_shown(error: Exception, function: Any) -> NoReturn:
     """Raise the error that the program sees for an error in a function: the exception of a routine,
     or TensorFlow's own with the function's name."""
+    count_failed_run(error)
     raise_original(error)
     shown = reworded(error, _internals.graph_of(function))
     if shown is error:

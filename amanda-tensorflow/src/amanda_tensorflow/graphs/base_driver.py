@@ -71,6 +71,20 @@ class GraphModeDriver(TensorFlowDriver):
         return nullcontext()
 
 
+_FAILED = "operators in runs of graphs that failed"
+
+
+def count_failed_run(error: BaseException) -> None:
+    """Count the operators of a run that has raised `error` as not seen.
+
+    The runtime does not tell which of them have run. The end of a data set is no failure.
+    """
+    if not isinstance(error, tf.errors.OutOfRangeError):
+        for scope in STATE.scopes:
+            if scope.alive:
+                scope.statistics.count_not_seen(_FAILED, 0)
+
+
 def raise_original(error: BaseException) -> None:
     """Raise the exception of a routine, if the runtime's `error` carries one."""
     original = FAILURES.original(error)

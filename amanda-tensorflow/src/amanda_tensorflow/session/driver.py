@@ -21,7 +21,7 @@ from amanda.interface.proofs import Proof
 from amanda.python.patching import PatchSet, named_as
 from amanda.state import STATE, LiveScope
 from amanda_tensorflow import _internals
-from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
+from amanda_tensorflow.graphs.base_driver import GraphModeDriver, count_failed_run, raise_original
 from amanda_tensorflow.graphs.copies import Copy
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.passes import GraphRun
@@ -65,10 +65,14 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             ready, prepared = self.lock.hold(self._ready, session, scopes, given[:3])
             if ready is not None:
                 call = partial(_run_copy, ready)
-            if prepared.kind is not None or prepared.modules is not None:
-                with _told_run(self.dispatcher.points, scopes, prepared):
-                    return call(vanilla, session, options, *given)
-            result = call(vanilla, session, options, *given)
+            try:
+                if prepared.kind is not None or prepared.modules is not None:
+                    with _told_run(self.dispatcher.points, scopes, prepared):
+                        return call(vanilla, session, options, *given)
+                result = call(vanilla, session, options, *given)
+            except Exception as error:
+                count_failed_run(error)
+                raise
             if prepared.executions is not None:
                 prepared.executions.add()
             return result

@@ -97,7 +97,8 @@ class AmandaViews(AmandaGradients):
         ctx.change = change
         ctx.set_materialize_grads(False)
         with _internals.no_dispatch_modes():
-            return tuple(tensor.view_as(tensor) for tensor in tensors)
+            # Not view_as(), which may change the stride of a dimension of one element.
+            return tuple(tensor[...] for tensor in tensors)
 
 
 class Replacement(Protocol):
