@@ -256,13 +256,14 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
     def _replaying(self, vanilla: Any) -> Any:
         """Count what the program has captured on the device: no operator is called."""
+        dispatcher = self.dispatcher
 
         @functools.partial(named_as, vanilla)
-        def replay(graph: Any) -> Any:
+        def replay(self: Any) -> Any:
             interceptor = LOCAL.interceptor
             if interceptor is not None and interceptor.is_listening():
-                self.dispatcher.not_seen("replays of CUDA graphs")
-            return vanilla(graph)
+                dispatcher.not_seen("replays of CUDA graphs")
+            return vanilla(self)
 
         return replay
 
