@@ -18,7 +18,7 @@ from amanda.interface.proofs import Proof
 from amanda.python.patching import PatchSet, named_as
 from amanda.state import STATE, LiveScope
 from amanda_tensorflow import _internals
-from amanda_tensorflow.graphs.base_driver import GraphModeDriver, count_failed_run, raise_original
+from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.copies import Copy, Report
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
@@ -78,7 +78,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             if copy is None:
                 if _internals.is_instrumented(function):
                     # It is derived from a copy, and has its routines.
-                    return _call_shown(vanilla, function, tensor_inputs, captured_inputs)
+                    return self._call_shown(vanilla, function, tensor_inputs, captured_inputs)
                 count = len(_internals.graph_of(function).inputs)
                 if count != len(tensor_inputs) + len(captured_inputs):
                     # TensorFlow refuses the call.
@@ -91,16 +91,33 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 called, given = ready[0], [*captured_inputs, *ready[1]]
             if report is not None:
                 with report(scopes):
-                    return _call_shown(vanilla, called, tensor_inputs, given)
+                    return self._call_shown(vanilla, called, tensor_inputs, given)
             try:
                 result = vanilla(called, tensor_inputs, given)
             except Exception as error:
-                _raise_shown(error, called)
+                self._raise_shown(error, called)
             if executions is not None:
                 executions.add()
             return result
 
         return named_as(vanilla, call_flat)
+
+    def _call_shown(self, vanilla: Any, function: Any, tensors: Any, captured: Any) -> Any:
+        """Call a function that may have routines; raise what the program is to see."""
+        try:
+            return vanilla(function, tensors, captured)
+        except Exception as error:
+            self._raise_shown(error, function)
+
+    def _raise_shown(self, error: Exception, function: Any) -> NoReturn:
+        """Count a failed run, and raise the error that the program sees: the exception of a
+        routine, or TensorFlow's own with the function's name."""
+        self.count_failed_run(error)
+        raise_original(error)
+        shown = reworded(error, _internals.graph_of(function))
+        if shown is error:
+            raise error
+        raise shown from None
 
     def _found_or_made(self, function: Any, scopes: tuple[LiveScope, ...], *tensors: Any) -> Copy:
         """The instrumented copy of a function, made unless another thread has just done so."""
@@ -254,17 +271,6 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         return [Proof("functions", _prove)]
 
 
-def _raise_shown(error: Exception, function: Any) -> NoReturn:
-    """Raise the error that the program sees for an error in a function: the exception of a routine,
-    or TensorFlow's own with the function's name."""
-    count_failed_run(error)
-    raise_original(error)
-    shown = reworded(error, _internals.graph_of(function))
-    if shown is error:
-        raise error
-    raise shown from None
-
-
 def _calling_in_tool_code(vanilla: Callable[..., Any]) -> Callable[..., Any]:
     """The patch of ``AtomicFunction.call_flat``: what a tool calls runs in the tool's thread.
 
@@ -322,14 +328,6 @@ def _report(
     take = dict if model is None else model.take
     told = name, found.trains, found.differentiates, count, modules, inner, take
     return lambda scopes: GraphRun(points, scopes, *told)
-
-
-def _call_shown(vanilla: Any, function: Any, tensors: Any, captured: Any) -> Any:
-    """Call a function that may have routines; raise what the program is to see."""
-    try:
-        return vanilla(function, tensors, captured)
-    except Exception as error:
-        _raise_shown(error, function)
 
 
 def function_name(graph: Any) -> str:

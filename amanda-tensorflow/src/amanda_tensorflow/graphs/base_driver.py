@@ -70,19 +70,13 @@ class GraphModeDriver(TensorFlowDriver):
             return _internals.stop_recording()
         return nullcontext()
 
+    def count_failed_run(self, error: BaseException) -> None:
+        """Count the operators of a run that has raised `error` as not seen.
 
-_FAILED = "operators in runs of graphs that failed"
-
-
-def count_failed_run(error: BaseException) -> None:
-    """Count the operators of a run that has raised `error` as not seen.
-
-    The runtime does not tell which of them have run. The end of a data set is no failure.
-    """
-    if not isinstance(error, tf.errors.OutOfRangeError):
-        for scope in STATE.scopes:
-            if scope.alive:
-                scope.statistics.count_not_seen(_FAILED, 0)
+        The runtime does not tell which of them have run. The end of a data set is no failure.
+        """
+        if not isinstance(error, tf.errors.OutOfRangeError):
+            self.dispatcher.not_seen("operators in runs of graphs that failed", 0)
 
 
 def raise_original(error: BaseException) -> None:

@@ -21,7 +21,7 @@ from amanda.interface.proofs import Proof
 from amanda.python.patching import PatchSet, named_as
 from amanda.state import STATE, LiveScope
 from amanda_tensorflow import _internals
-from amanda_tensorflow.graphs.base_driver import GraphModeDriver, count_failed_run, raise_original
+from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.copies import Copy
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.passes import GraphRun
@@ -71,7 +71,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
                         return call(vanilla, session, options, *given)
                 result = call(vanilla, session, options, *given)
             except Exception as error:
-                count_failed_run(error)
+                self.count_failed_run(error)
                 raise
             if prepared.executions is not None:
                 prepared.executions.add()
