@@ -67,7 +67,8 @@ class Twin(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, y: torch.Tensor, i: torch.Tensor) -> None:
         z = functional.conv2d(x, self.kernel, None, 2, 1)
-        functional.conv2d(x, self.depthwise, dilation=2, groups=4)
+        functional.conv2d(x, self.kernel, dilation=2)
+        functional.conv2d(x, self.depthwise, groups=4)
         functional.conv_transpose2d(z, self.up, stride=2, padding=1)
         functional.max_pool2d(x, 3, 2, 1)
         functional.avg_pool2d(x, 2)
@@ -112,11 +113,10 @@ class Operators:
 
     def __call__(self, x: Any, y: Any, i: Any) -> list[Any]:
         z = tf.nn.conv2d(x, self.kernel, 2, "SAME")
-        depthwise = tf.raw_ops.DepthwiseConv2dNative(
-            input=x, filter=self.depthwise, strides=[1] * 4, padding="VALID", dilations=[1, 2, 2, 1]
-        )
+        # A dilated DepthwiseConv2dNative runs on processors with AVX512 only (oneDNN, 2.21).
         return [
-            depthwise,
+            tf.nn.conv2d(x, self.kernel, 1, "VALID", dilations=2),
+            tf.nn.depthwise_conv2d(x, self.depthwise, [1] * 4, "VALID"),
             tf.nn.conv2d_transpose(z, self.up, tf.shape(x), 2),
             tf.nn.max_pool2d(x, 3, 2, "SAME"),
             tf.nn.avg_pool2d(x, 2, 2, "VALID"),

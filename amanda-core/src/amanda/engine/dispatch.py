@@ -31,6 +31,7 @@ from amanda.engine.records import DryRun, OpRecord
 from amanda.engine.tool_code import ToolCode
 from amanda.errors import RoutineResultError, SelectionError, described
 from amanda.interface.action import Action, ActionKind, InstPoint, Owner
+from amanda.interface.context import DESCRIPTION
 from amanda.interface.driver import Driver
 from amanda.interface.tool import REGISTERED, Tool
 from amanda.state import STATE, LiveScope, find_active, tool_locked, unwind
@@ -497,6 +498,7 @@ class OpExecution:
         if not self._is_new:
             # Executions of one id may differ in arguments: an earlier one may have raised.
             state.attributes, state.names = self._call.attributes, self._call.names
+            record.context.pop(DESCRIPTION, None)
         try:
             self._dispatcher.analyse(scope, record, point, only)
             tensors = state.tensors
@@ -529,14 +531,14 @@ def run_analyses(
         # At each new operator: a function for each routine would cost a frame.
         registered, turns = REGISTERED.count, scope.turns(point)
         for tool in tools:
-            state.tool, running = tool, turns[id(tool)][0]
+            state.tool, (running, routines, _) = tool, turns[id(tool)]
             if running is not None:
                 running(context)
                 running = None
             if registered != REGISTERED.count:
                 # An analysis has added another one, perhaps of this tool.
                 registered, turns = REGISTERED.count, scope.turns(point)
-            routines = turns[id(tool)][1]
+                routines = turns[id(tool)][1]
             # Called when the first tool has an analysis: the mapping rules have run by then.
             if routines and (op_filter is None or record.is_selected(op_filter)):
                 for running in routines:

@@ -17,7 +17,17 @@ from amanda.interface.action import Action, ActionKind
 from amanda.interface.context import replaced_twice
 from amanda.state import LiveScope
 
-_KINDS = tuple(ActionKind)
+_REPLACEMENTS = frozenset({"replace", "replace_backward"})
+
+_FIELDS = {
+    ActionKind.BEFORE_OP: "before",
+    ActionKind.AFTER_OP: "after",
+    ActionKind.REPLACE_OP: "replace",
+    ActionKind.BEFORE_BACKWARD_OP: "before_backward",
+    ActionKind.AFTER_BACKWARD_OP: "after_backward",
+    ActionKind.REPLACE_BACKWARD_OP: "replace_backward",
+}
+"""The field of an :class:`ActionPlan` that has the actions of a kind."""
 
 
 @attrs.define(eq=False)
@@ -106,30 +116,16 @@ def compile_plan(
     Raises:
         ReplacementConflictError: two of them replace the operator.
     """
-    claims = any(scope.analyses_backward() for scope in scopes)
-    found: dict[ActionKind, tuple[Action, ...]] = {}
+    found: dict[str, Any] = {}
     for record in records:
-        recorded = record.state.actions
-        for kind in _KINDS:
-            if actions := recorded.get(kind):
-                found[kind] = (*found[kind], *actions) if kind in found else actions
-    if not found:
-        return ActionPlan(op_id, claims=claims)
-    return ActionPlan(
-        op_id=op_id,
-        before=found.get(ActionKind.BEFORE_OP, ()),
-        after=found.get(ActionKind.AFTER_OP, ()),
-        replace=_the_one(found.get(ActionKind.REPLACE_OP)),
-        before_backward=found.get(ActionKind.BEFORE_BACKWARD_OP, ()),
-        after_backward=found.get(ActionKind.AFTER_BACKWARD_OP, ()),
-        replace_backward=_the_one(found.get(ActionKind.REPLACE_BACKWARD_OP)),
-        claims=claims,
-    )
-
-
-def _the_one(replacements: Sequence[Action] | None) -> Action | None:
-    if replacements is None:
-        return None
-    if len(replacements) > 1:
-        raise replaced_twice(*replacements[:2])
-    return replacements[0]
+        # A copy is made in one step: another thread may analyse the operator.
+        for kind, actions in tuple(record.state.actions.items()):
+            if actions:
+                name = _FIELDS[kind]
+                found[name] = (*found[name], *actions) if name in found else actions
+    for name in _REPLACEMENTS.intersection(found):
+        if len(found[name]) > 1:
+            raise replaced_twice(*found[name][:2])
+        (found[name],) = found[name]
+    claims = True in [scope.analyses_backward() for scope in scopes]
+    return ActionPlan(op_id, claims=claims, **found)

@@ -37,6 +37,10 @@ _LATE: Mapping[InstPoint, frozenset[ActionKind]] = {
 _REPLACEMENTS = frozenset({ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP})
 
 
+DESCRIPTION = object()
+"""Key of a context: the description of its operator in the execution that is analysed."""
+
+
 @attrs.define(eq=False, repr=False)
 class OpState:
     """The data behind an :class:`OpContext`, filled by the engine.

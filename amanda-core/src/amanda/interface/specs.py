@@ -135,8 +135,13 @@ def _shape_of(tensor: Any) -> Any:
     except (AttributeError, RuntimeError, TypeError, ValueError):
         # A nested tensor has no one shape.
         return None
+    if not isinstance(shape, tuple):
+        return shape
     # A size of PyTorch's that stands for a number would keep a trace alive.
-    return tuple(map(_size, shape)) if isinstance(shape, tuple) else shape
+    return tuple(shape) if _INT.issuperset(map(type, shape)) else tuple(map(_size, shape))
+
+
+_INT = frozenset({int})
 
 
 def _size(size: Any) -> int | None:

@@ -13,6 +13,7 @@ life cycle is a warning that names it and its distribution (:func:`attach`, :fun
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import sys
 import warnings
@@ -331,12 +332,16 @@ def packages_of(cls: type[Driver]) -> set[str]:
     return {module.partition(":")[0].partition(".")[0] for module in modules} - {""}
 
 
-def packages_of_drivers() -> set[str]:
+def packages_of_drivers() -> frozenset[str]:
     """The top-level modules of all registered drivers and their frameworks: no user's program."""
-    found: set[str] = set()
-    for cls, _ in registered_drivers():
-        found |= {*packages_of(cls), cls.framework, *cls.packages}
-    return found
+    return _packages_of(*[cls for cls, _ in registered_drivers()])
+
+
+@functools.lru_cache(maxsize=16)
+def _packages_of(*classes: type[Driver]) -> frozenset[str]:
+    # Computed once: tools ask at each new operator.
+    packages = [{*packages_of(cls), cls.framework, *cls.packages} for cls in classes]
+    return frozenset().union(*packages)
 
 
 # -- choice -------------------------------------------------------------------

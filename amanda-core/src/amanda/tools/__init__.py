@@ -39,7 +39,7 @@ def available() -> dict[str, plugins.ToolEntry]:
     return dict(sorted(plugins.tools().items()))
 
 
-def packages_of_drivers() -> set[str]:
+def packages_of_drivers() -> frozenset[str]:
     """Return the top-level modules of the installed drivers and of their frameworks.
 
     A tool that names a line of the user's program skips stack frames in them, and in ``amanda``.

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from amanda.errors import MappingError
-from amanda.interface.context import OpContext
+from amanda.interface.context import DESCRIPTION, OpContext
 from amanda.interface.specs import OpTensors, Phase, TensorSpec
 from amanda.tools import canonical
 from amanda.tools.canonical import op_name
@@ -100,30 +100,43 @@ def describe(context: OpContext) -> OpDescription:
 
     Its type is canonical if the tool depends on ``MappingTool.standard()``.
     """
-    op_id, name = context.get_op_id(), op_name(context.get_op())
-    kind = str(context["op_type"] or name)
-    module, namespace = context.get_module(), str(context.namespace)
-    phase = context.get_phase()
+    # Not by the context's own reading, which is a function for a key that is missing.
+    basis = context.get("op_type"), context.get(canonical.RULE)
+    known: OpDescription | None = None
+    if (kept := context.get(DESCRIPTION)) is not None and kept[0] == basis:
+        known = kept[1]
     if context.is_forward():
-        attributes: Mapping[str, Any] = plain_attributes(context)
-        facts = phase, attributes, context.get_tensor_specs()
-        found = OpDescription(op_id, kind, name, module, namespace, "", *facts)
-        # Not by its own reading, which is a function for a key that is missing.
-        if context.get(canonical.LACKS_OUTPUTS) is None:
-            context[_DESCRIPTION] = found
-        return found
+        if known is None:
+            return _describe_forward(context, basis)
+        context.get_tensor_specs()  # its tensors are those, seen as far as they exist now
+        return known
+    op_id, module, namespace = context.get_op_id(), context.get_module(), str(context.namespace)
     backward_name = op_name(context.get_backward_op())
     backward_type = str(context["backward_op_type"] or backward_name)
     about = str(context.get_backward_op_id()), backward_type, backward_name
     # Its attributes are those of the forward operator, which a tool has mostly read before.
-    forward: OpDescription | None = context[_DESCRIPTION]
-    attributes = plain_attributes(context) if forward is None else forward.attributes
-    facts = phase, attributes, context.get_tensor_specs()
+    attributes = plain_attributes(context) if known is None else known.attributes
+    facts = context.get_phase(), attributes, context.get_tensor_specs()
     return OpDescription(*about, module, namespace, op_id, *facts)
 
 
-_DESCRIPTION = object()
-"""Key of a forward operator's context: its description, with attributes that are complete."""
+def _describe_forward(context: OpContext, basis: tuple[Any, ...]) -> OpDescription:
+    """Describe a forward operator, and keep the description if its attributes are complete."""
+    name = op_name(context.get_op())
+    attributes = plain_attributes(context)
+    found = OpDescription(
+        context.get_op_id(),
+        str(basis[0] or name),
+        name,
+        context.get_module(),
+        str(context.namespace),
+        phase=context.get_phase(),
+        attributes=attributes,
+        tensors=context.get_tensor_specs(),
+    )
+    if context.get(canonical.LACKS_OUTPUTS) is None:
+        context[DESCRIPTION] = basis, found
+    return found
 
 
 def plain_attributes(context: OpContext) -> dict[str, Any]:

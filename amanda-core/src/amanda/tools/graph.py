@@ -256,10 +256,9 @@ class Graph:
 
         If its id is known already, only the tensors of this execution are bound to its entries.
         """
-        description = describe(context)
-        op = self._ops.get(description.id)
+        op = self._ops.get(context.get_op_id())
         if op is None:
-            op = self._new_op(context, description)
+            op = self._new_op(context, describe(context))
         self.follow(op, context.get_outputs() or ())
         return op
 

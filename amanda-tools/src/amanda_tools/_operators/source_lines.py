@@ -15,8 +15,13 @@ from amanda import OpContext
 from amanda.tools import packages_of_drivers
 from amanda.tools.description import SOURCE_LINES
 
-_OURS = frozenset({"amanda", "amanda_tools"})
-_PYTHON = frozenset({"contextlib", "functools", "runpy", "threading", "importlib", "_bootstrap"})
+_OURS = frozenset(
+    {
+        *("amanda", "amanda_tools"),
+        *("contextlib", "functools", "runpy", "threading", "importlib", "_bootstrap"),
+    }
+)
+"""Amanda's packages and Python's launchers."""
 
 
 def source_line() -> str:
@@ -26,17 +31,19 @@ def source_line() -> str:
     skipped. A file below the working directory is given relative to it. "" without such a frame,
     as in a framework's thread.
     """
-    skipped = _skipped_packages()
+    drivers = packages_of_drivers()
     frame = inspect.currentframe()
     while frame is not None:
-        root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         file = frame.f_code.co_filename
         # By module name, not by file: the user's program may lie below a package's folder.
         if SOURCE_LINES in frame.f_globals:
             made_at = frame.f_globals[SOURCE_LINES].get(frame.f_lineno, ())
             if found := _users_line(made_at):
                 return found
-        elif root not in skipped and not file.startswith("<frozen"):
+        elif not (
+            _is_skipped(str(frame.f_globals.get("__name__", "")), drivers)
+            or file.startswith("<frozen")
+        ):
             return f"{_short(file)}:{frame.f_lineno}"
         if frame.f_back is None:
             break
@@ -67,9 +74,15 @@ def source_of(context: OpContext) -> str:
     return line_made_at(context) or source_line()
 
 
-def _skipped_packages() -> set[str]:
-    """The top-level modules whose frames are no user's."""
-    return {*_OURS, *_PYTHON, *packages_of_drivers()}
+@functools.lru_cache(maxsize=4096)
+def _is_skipped(module: str, drivers: frozenset[str]) -> bool:
+    """True if the frames of a module are no user's.
+
+    Args:
+        drivers: the packages of drivers and of their frameworks.
+    """
+    package = module.partition(".")[0]
+    return package in _OURS or package in drivers
 
 
 @functools.lru_cache(maxsize=4096)
@@ -84,7 +97,7 @@ def _is_users(file: str, places: tuple[str, ...]) -> bool:
 
 def _places() -> Iterator[str]:
     """Yield the folders and files of the packages that are not the user's."""
-    for name in _skipped_packages():
+    for name in _OURS | packages_of_drivers():
         module = sys.modules.get(name)
         yield from (str(path) for path in getattr(module, "__path__", ()))
         if file := getattr(module, "__file__", None):
