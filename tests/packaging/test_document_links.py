@@ -38,7 +38,9 @@ def _exists(name: str) -> bool:
     for end in range(len(parts), 0, -1):
         try:
             found = importlib.import_module(".".join(parts[:end]))
-        except ModuleNotFoundError:
+        except ModuleNotFoundError as error:
+            if not str(error.name).startswith("amanda"):  # Lightning is not installed here
+                return True
             continue
         try:
             functools.reduce(getattr, parts[end:], found)

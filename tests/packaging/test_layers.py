@@ -142,15 +142,3 @@ def test_private_names_stay_in_their_package(package: str) -> None:
                 if first != package and first in SOURCES and private:
                     wrong.append(f"{file.relative_to(ROOT)}:{node.lineno} imports {name}")  # type: ignore[attr-defined]
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize("package", layered())
-def test_readme_shows_the_layers(package: str) -> None:
-    """The README of a package lists its layers, top to bottom, a line each."""
-    text = (SOURCES[package].parents[1] / "README.md").read_text()
-    shown = []
-    for line in text.partition("## Layers")[2].splitlines():
-        if line.startswith("| `"):
-            parts = line.split("|")[1].replace("`", " ").replace(",", " ").split()
-            shown.append(sorted(part.rstrip("/").removesuffix(".py") for part in parts))
-    assert shown == [sorted(layer) for layer in LAYERS[package]["layers"]]

@@ -48,14 +48,20 @@ def test_the_trainer_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.count("amanda: wrote flops.json") == 2
 
 
+@pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
 def test_the_trainer_of_lightning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    package: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Tools act from `on_train_start` to `on_train_end` or `on_exception`; each process of a
-    distributed training writes files of its own, and the first one prints."""
-    theirs = SimpleNamespace(pytorch=SimpleNamespace(Callback=object))
-    monkeypatch.setitem(sys.modules, "lightning", theirs)
-    monkeypatch.setitem(sys.modules, "lightning.pytorch", theirs.pytorch)
+    distributed training writes files of its own, and the first one prints. Either package of
+    Lightning does."""
+    theirs = SimpleNamespace(Callback=object)
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    monkeypatch.setitem(sys.modules, package, theirs)
+    theirs.pytorch = theirs
     callback = importlib.import_module("amanda_tools.lightning").Callback("count", output=tmp_path)
     monkeypatch.delitem(sys.modules, "amanda_tools.lightning")
     for rank, ends in enumerate((callback.on_train_end, callback.on_exception)):

@@ -326,7 +326,7 @@ def test_the_head_tells_what_ran_and_the_main_figures() -> None:
     modules = [{"path": "Net", "inputs": [{"shape": [2, 7], "dtype": "float32"}]}]
     flops = ToolReport(name="flops", result=result)
     known = document_of(RunReport(title="t", facts={}, tools=[flops], modules=modules))
-    assert (known.lead["batch"], known.lead["input"]) == ("2", "2×7 f32")
+    assert (known.lead["largest batch"], known.lead["input"]) == ("2", "2×7 f32")
     failed = document_of(RunReport(title="t", facts={"program ended": "by ValueError"}, tools=[]))
     assert failed.lead == {"ended": "by ValueError"}
 

@@ -59,6 +59,15 @@ def test_a_table_fits_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) 
     assert why.strip() in full
 
 
+def test_names_that_are_cut_stay_different(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column on the right is left out for it."""
+    monkeypatch.setenv("COLUMNS", "80")
+    names = [f"bert.encoder.layer.{i}.attention.output.LayerNorm.weight" for i in range(3)]
+    lines = plain_text(Table("", ("op", *"abcdef"), [(n, *[0.1234] * 6) for n in names]))
+    shown = [line.split()[0] for line in lines.splitlines()[-3:]]
+    assert shown == [f"…r.{i}.attention.output.LayerNorm.weight" for i in range(3)]
+
+
 def test_json_takes_what_tools_have(tmp_path: Path) -> None:
     """Tuples, sets, paths, infinities and keys of any kind are written."""
     path = tmp_path / "a.json"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning.pytorch
-
 from amanda.cli.results import Rank
 from amanda_tools._training import ToolsOfTraining
 
+try:
+    from lightning import pytorch as trainers
+except ModuleNotFoundError:
+    import pytorch_lightning as trainers
 
-class LightningCallback(ToolsOfTraining, lightning.pytorch.Callback):  # type: ignore[misc]
+
+class LightningCallback(ToolsOfTraining, trainers.Callback):  # type: ignore[misc]
     """Applies tools while ``fit`` trains.
 
     Example: ``lightning.Trainer(callbacks=[Callback("flops,nan", output="out", html=True)])``

@@ -97,7 +97,7 @@ def _read(folder: Path) -> dict[str, Mapping[str, Any]]:
     paths = [path for path in sorted(folder.glob("*.json")) if ".timeline." not in path.name]
     found = {path.stem: result for path in paths if is_common(result := read_json(path))}
     if not found:
-        raise FileError(f"{folder} has no results of reporting tools (amanda run -o)")
+        raise FileError(f"{folder} is no folder with results of reporting tools (amanda run -o)")
     return found
 
 

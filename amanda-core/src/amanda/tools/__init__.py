@@ -49,6 +49,7 @@ def packages_of_drivers() -> frozenset[str]:
 
 _OTHER_WORDS = {
     **dict.fromkeys(("params", "parameters", "shapes", "modules", "layers"), "summary"),
+    **dict.fromkeys(("mfu", "macs"), "flops"),
     **dict.fromkeys(("time", "times", "speed", "latency"), "profile"),
     **dict.fromkeys(("memory", "mem"), "profile:sort=memory"),
     **dict.fromkeys(("weights", "activations", "gradients"), "stats:tensors={}"),

@@ -561,8 +561,8 @@ _WIDTH = (100, 24)
 """Columns and lines where there is no terminal."""
 
 _SHORTEST = 16
-"""Characters that a name keeps, the first of a row two fifths of the line; columns from the right
-are left out where that is too wide."""
+"""Characters that a name keeps, the first of a row two fifths of the line, or three if names would
+be equal; columns from the right are left out where that is too wide."""
 
 _AMOUNT = re.compile(r"(≥ )?[-+]?\d[\d.,]*(e[-+]?\d+)?( ?[\w%]{1,6})?( (to|of) [\d.]+)?|[-?]?")
 
@@ -598,7 +598,7 @@ def _aligned(columns: Sequence[Sequence[str]], room: int) -> Iterable[str]:
     # Names and texts; the other columns are amounts, which are aligned to the right.
     texts = [not (i and all(map(_AMOUNT.fullmatch, c[1:]))) for i, c in enumerate(columns)]
     columns = [_with_unit(*c, is_text=is_text) for c, is_text in zip(columns, texts, strict=True)]
-    widths = _fitting([max(map(len, column)) for column in columns], texts, room)
+    widths = _fitting(columns, texts, room)
     lines: list[Sequence[str]] = []
     for cells in zip(*columns[: len(widths)], strict=True):
         lines += itertools.zip_longest(*map(_lines, cells, widths), fillvalue="")
@@ -622,9 +622,13 @@ def _cell(value: Any) -> str:
     return printable(str(value))
 
 
-def _fitting(widths: Sequence[int], texts: Sequence[bool], room: int) -> list[int]:
+def _fitting(columns: Sequence[Sequence[str]], texts: Sequence[bool], room: int) -> list[int]:
     """Leave columns out, and make the widest texts narrower, until a line fits."""
-    shortest = [room * 2 // 5, *(_SHORTEST for _ in widths[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    names, few, most = {*columns[0]}, room * 2 // 5, min(room * 3 // 5, widths[0])
+    cut = ((n, {"".join(_lines(name, n)) for name in names}) for n in range(few, most))
+    first = next((n for n, shown in cut if len(shown) == len(names)), few)
+    shortest = [first, *(_SHORTEST for _ in widths[1:])]
     least = [
         min(w, short) if is_text else w
         for w, short, is_text in zip(widths, shortest, texts, strict=True)

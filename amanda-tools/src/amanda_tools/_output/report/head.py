@@ -33,7 +33,7 @@ def describe_run(report: RunReport, model: ModelView | None) -> dict[str, str]:
     found = {
         "steps": f"{model.steps:,}" if model.steps else "",
         "input": model.inputs,
-        "batch": _batch_of(report.tools),
+        "largest batch": _batch_of(report.tools),
         "device": model.device,
         "framework": str(report.facts.get("namespaces", "")),
     }
