@@ -209,8 +209,8 @@ class TorchCall(OpCall):
         del args, kwargs
 
         def run(inputs: Sequence[Any]) -> Any:
-            func, *args = [one() for one in (called[0], *called[1])]
-            kwargs = {name: one() for name, one in called[2].items()}
+            func, *args = map(_strong, (called[0], *called[1]))
+            kwargs = {name: _strong(value) for name, value in called[2].items()}
             if any(one is _GONE for one in (func, *args, *kwargs.values())):
                 raise CapabilityError(
                     f"op {op_id} cannot be run again: the program has dropped its function, or a "
@@ -231,20 +231,38 @@ _GONE = object()
 """Represents an object that the program has dropped."""
 
 
-def _weak(value: Any) -> Callable[[], Any]:
-    """A reference to an operator's function or argument that keeps no code and no module of the
-    program alive; it returns ``_GONE`` for a deleted one.
+class _Weak(weakref.ref[Any]):
+    """The reference of :func:`_weak`."""
+
+
+def _weak(value: Any) -> Any:
+    """An operator's function or argument, or a reference to it that keeps no code and no module of
+    the program alive.
 
     An ``autograd.Function`` that is defined in a function leads to models and tensors, which tools
     must not keep alive.
     """
-    if isinstance(value, functools.partial) and not value.keywords and len(value.args) == 1:
-        outer, inner = value.func, _weak(value.args[0])
-        return lambda: found if (found := inner()) is _GONE else functools.partial(outer, found)
-    if not isinstance(value, (type, types.FunctionType, nn.Module)):
-        return lambda: value
-    reference = weakref.ref(value)
-    return lambda: _GONE if (found := reference()) is None else found
+    if _is_of_one(value):
+        return functools.partial(value.func, _weak(value.args[0]))
+    return _Weak(value) if isinstance(value, _OF_PROGRAMS) else value
+
+
+_OF_PROGRAMS = (type, types.FunctionType, nn.Module)
+
+
+def _is_of_one(value: Any) -> bool:
+    """True for ``functools.partial(function, argument)``."""
+    return isinstance(value, functools.partial) and not value.keywords and len(value.args) == 1
+
+
+def _strong(value: Any) -> Any:
+    """The object of :func:`_weak`; ``_GONE`` for one that the program has dropped."""
+    if _is_of_one(value):
+        found = _strong(value.args[0])
+        return _GONE if found is _GONE else functools.partial(value.func, found)
+    if type(value) is not _Weak:
+        return value
+    return _GONE if (found := value()) is None else found
 
 
 _EMPTY = object()
