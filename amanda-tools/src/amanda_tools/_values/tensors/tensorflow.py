@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from amanda_tools._values.tensors import Arithmetic, Array
+from amanda_tools._values.tensors.arrays import as_integers
 
 
 class TensorFlowArithmetic(Arithmetic):
@@ -52,11 +53,6 @@ class TensorFlowArithmetic(Arithmetic):
     def dtype(self, tensor: Any) -> str:
         return str(tf.as_dtype(tensor.dtype).name)
 
-    def numpy(self, tensor: Any) -> Array:
-        array: Array = self.storable(tensor)
-        # bfloat16 and the 8-bit types come in types that ml_dtypes adds to NumPy.
-        return array.astype(np.float32) if array.dtype.kind == "V" else array
-
     def storable(self, tensor: Any) -> Any:
         # Not np.array(tensor), which fails for a bfloat16 without axes (NumPy 2, TensorFlow 2.21).
         return np.array(tensor.numpy() if hasattr(tensor, "numpy") else tensor)
@@ -67,7 +63,7 @@ class TensorFlowArithmetic(Arithmetic):
     # -- bits -------------------------------------------------------------
 
     def bits(self, tensor: Any, positions: Array) -> Array:
-        return _as_integers(self.storable(tensor).reshape(-1)[positions], tensor)
+        return as_integers(self.storable(tensor).reshape(-1)[positions])
 
     def with_bits(self, tensor: Any, positions: Array, bits: Array) -> Any:
         new = self.storable(tensor)
@@ -76,7 +72,7 @@ class TensorFlowArithmetic(Arithmetic):
         return tf.constant(new)
 
     def to_bits(self, values: Array, like: Any) -> Array:
-        return _as_integers(self.constant(values, like), like)
+        return as_integers(self.constant(values, like))
 
     def from_bits(self, bits: Array, like: Any) -> Array:
         # A flipped bit can make a signalling NaN, of which NumPy warns.
@@ -172,13 +168,6 @@ def _numbers(tensor: Any) -> Any:
     if tensor.dtype.is_complex:
         return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
     return tf.cast(tensor, tf.float32) if tensor.dtype.size == 1 else tensor
-
-
-def _as_integers(values: Array, like: Any) -> Array:
-    kind = tf.as_dtype(like.dtype)
-    if not (kind.is_floating or kind.is_integer):
-        raise TypeError(f"elements of type {kind.name}")
-    return values.view(f"uint{8 * values.dtype.itemsize}")
 
 
 def _numpy_type(like: Any) -> Any:
