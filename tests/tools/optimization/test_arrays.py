@@ -118,6 +118,9 @@ def test_numpy_rounds_to_8_bit_floats_as_ml_dtypes_does(name: str) -> None:
     """Ties, subnormal numbers and zeros included."""
     kind = getattr(pytest.importorskip("ml_dtypes"), name)
     values = np.arange(-(2**15), 2**15).astype(np.int16).view(np.float16).astype(np.float32)
-    values = values[np.abs(values) <= float(np.abs(np.array(0x7E if "e4" in name else 0x7B, np.uint8).view(kind)))]
+    values = values[
+        np.abs(values)
+        <= float(np.abs(np.array(0x7E if "e4" in name else 0x7B, np.uint8).view(kind)))
+    ]
     found = arithmetic_of(values).round_trip(values, name)
     assert np.array_equal(found, values.astype(kind).astype(np.float32))

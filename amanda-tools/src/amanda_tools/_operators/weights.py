@@ -22,7 +22,6 @@ from amanda import OpContext
 from amanda.errors import AmandaError
 from amanda.interface.calls import Variable
 from amanda.python.references import Reference, nothing
-from amanda.tools.canonical import attributes
 from amanda.tools.mapping import MappingTool
 from amanda_tools._operators.running import run_model
 from amanda_tools._values.shapes import Shape, rank_of, shape_of
@@ -185,7 +184,8 @@ def _weight_at(context: OpContext, index: int, layout: str) -> Weight:
         raise Untreatable("its weight is another one for each sample of torch.vmap")
     if len(value.shape) != len(layout):
         raise Untreatable(f"its weight has {len(value.shape)} axes, and not the layout {layout}")
-    groups = int(attributes(context).get("groups") or 1)
+    given = context.get_attrs()
+    groups = int(given.get("groups") or given.get("group") or 1)
     about = context.get_variable(index), context.get_parameter_name(index)
     return Weight(index, value, layout, groups, *about)
 

@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
-
 from amanda.testing.framework import Build, Framework, Program, Trained
+from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 20
 
@@ -65,7 +64,9 @@ class Building:
     def session(self, outputs: Sequence[Any]) -> ort.InferenceSession:
         """A session of the model."""
         kind = TensorProto.FLOAT
-        given = [helper.make_tensor_value_info(n, kind, [None] * v.ndim) for n, v in self.values.items()]
+        given = [
+            helper.make_tensor_value_info(n, kind, [None] * v.ndim) for n, v in self.values.items()
+        ]
         made = [helper.make_tensor_value_info(self.input_of(o), kind, None) for o in outputs]
         graph = helper.make_graph(self.nodes, self.name, given, made, self.constants)
         opsets = [helper.make_opsetid("", OPSET)]
@@ -169,4 +170,3 @@ class Onnx(Framework):
             return x
 
         return forward
-

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-
 from amanda.driver import Namespace, OpIds, PatchSet
 from amanda.errors import CoverageWarning
+
 from amanda_onnx.plugin import OnnxDriver
 from amanda_onnx.program import OPAQUE, Block, Node, Program
 
@@ -131,9 +131,7 @@ class OnnxNodeDriver(OnnxDriver):
     def __init__(self, dispatcher: Any) -> None:
         super().__init__(dispatcher)
         self.ids: NodeIds = NodeIds(self.framework)
-        self._programs: weakref.WeakKeyDictionary[Any, Program | None] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._programs: weakref.WeakKeyDictionary[Any, Program | None] = weakref.WeakKeyDictionary()
 
     @property
     def namespace(self) -> Namespace:
@@ -161,10 +159,13 @@ class OnnxNodeDriver(OnnxDriver):
 
     def current_value(self, tensor: Any) -> Any:
         """The value of a constant of a model, which is the tensor itself."""
-        return None if self.parameter_name(tensor) is None else tensor
+        return None if self._name(tensor) is None else tensor
 
     def parameter_name(self, tensor: Any) -> str | None:
         """The name of a constant of a model."""
+        return self._name(tensor) or None
+
+    def _name(self, tensor: Any) -> str | None:
         programs = [program for program in list(self._programs.values()) if program is not None]
         return next((p.names[id(tensor)] for p in programs if id(tensor) in p.names), None)
 
@@ -242,7 +243,8 @@ class OnnxNodeDriver(OnnxDriver):
         if all(np.array_equal(a, b, equal_nan=_is_float(a)) for a, b in pairs):
             return
         largest = max(
-            (float(np.nanmax(np.abs(a - b), initial=0)) for a, b in pairs if _is_float(a)), default=0.0
+            (float(np.nanmax(np.abs(a - b), initial=0)) for a, b in pairs if _is_float(a)),
+            default=0.0,
         )
         warnings.warn(
             f"the nodes of an ONNX Runtime session, run one by one, give outputs that differ by up "

@@ -47,7 +47,9 @@ def standard(context: amanda.OpContext) -> None:
         context.update(weight_index=1, bias_index=2, weight_layout=f"{channels}{space}")
     elif kind in ("Gemm", "MatMul"):
         op_type = _product(context, kind)
-    elif kind == "Gather" and _constant_rank(context, 0) == 2 and not _attribute(context, "axis", 0):
+    elif (
+        kind == "Gather" and _constant_rank(context, 0) == 2 and not _attribute(context, "axis", 0)
+    ):
         op_type = "embedding"
         context.update(weight_index=0, weight_layout="VE")
     elif kind == "Trilu":
@@ -81,7 +83,9 @@ def _product(context: amanda.OpContext, kind: str) -> str:
 
 
 def _resize(context: amanda.OpContext) -> str:
-    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(_attribute(context, "mode", ""), "nearest")
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(
+        _attribute(context, "mode", ""), "nearest"
+    )
     return f"upsample_{mode}2d" if _rank(context, 0) == 4 else "resize"
 
 
@@ -154,7 +158,10 @@ def _avg_pool(context: amanda.OpContext) -> Found:
     found = dict(_max_pool(context))
     del found["dilation"]
     padded = any(any(pair) for pair in found.get("padding", ()))
-    return {**found, "count_include_pad": padded and bool(_attribute(context, "count_include_pad", 0))}
+    return {
+        **found,
+        "count_include_pad": padded and bool(_attribute(context, "count_include_pad", 0)),
+    }
 
 
 def _global_pool(context: amanda.OpContext) -> Found:
@@ -304,7 +311,9 @@ def _pad(context: amanda.OpContext) -> Found:
     if pads is None:
         return {}
     places = range(rank) if some is None else [place % rank for place in some]
-    pairs = dict(zip(places, zip(pads[: len(pads) // 2], pads[len(pads) // 2 :], strict=True), strict=True))
+    pairs = dict(
+        zip(places, zip(pads[: len(pads) // 2], pads[len(pads) // 2 :], strict=True), strict=True)
+    )
     mode = _attribute(context, "mode", "constant")
     value = _numbers(context, "constant_value") or _attribute(context, "value", 0.0)
     return known(
@@ -392,7 +401,9 @@ _RULES: Mapping[str, AttributeRule] = {
     "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d": _global_pool,
     "linear": _linear,
     "matmul": lambda context: {"transpose_a": False, "transpose_b": False},
-    "einsum": lambda context: {"equation": str(_attribute(context, "equation", "")).replace(" ", "")},
+    "einsum": lambda context: {
+        "equation": str(_attribute(context, "equation", "")).replace(" ", "")
+    },
     "embedding": _embedding,
     "batch_norm": _batch_norm,
     "instance_norm": _instance_norm,

@@ -8,6 +8,7 @@ from typing import Any
 
 import amanda
 from amanda.driver import Capability, EagerDriver
+
 from amanda_onnx.mapping_rules import standard
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnxruntime as ort
+from amanda.driver import NamedOp
 from onnx import AttributeProto, helper, numpy_helper
 
-from amanda.driver import NamedOp
 from amanda_onnx._internals import source_of
 
 EXPORTED = "pkg.torch.onnx."
@@ -24,10 +25,10 @@ EXPORTED = "pkg.torch.onnx."
 REWRITTEN = "pkg.onnxscript.rewriter.rule_name"
 """The key that marks a node which an optimizer of the exporter has made of others."""
 
-PYTORCH = {"addmm": "linear", "_native_batch_norm_legit_no_training": "batch_norm"}
+PYTORCH = {"_native_batch_norm_legit_no_training": "batch_norm"}
 """Operators of the exporter's graph that PyTorch's users know by another name."""
 
-MAIN = {"linear": ("MatMul", "Gemm"), "layer_norm": ("LayerNormalization",)}
+MAIN = {"linear": ("MatMul", "Gemm"), "addmm": ("MatMul", "Gemm"), "conv2d": ("Conv",)}
 """Operators that the exporter may write as several nodes, and which of them has the weight."""
 
 OPAQUE = frozenset({"If", "Loop", "Scan"})
@@ -64,7 +65,9 @@ class Node:
         self.inputs, self.outputs = list(proto.input), [name for name in proto.output if name]
         graphs = [graph for a in proto.attribute for graph in (*a.graphs, a.g)]
         self.captured = sorted({name for graph in graphs for name in free_names(graph)})
-        found = {a.name: _attribute(a) for a in proto.attribute if not (a.HasField("g") or a.graphs)}
+        found = {
+            a.name: _attribute(a) for a in proto.attribute if not (a.HasField("g") or a.graphs)
+        }
         self.attributes = {name: value for name, value in found.items() if value is not None}
         self.signature = self._signature(program.opsets.get(proto.domain))
         notes = {entry.key: entry.value for entry in proto.metadata_props}
@@ -164,7 +167,8 @@ class Program:
         constants: values by name that no run changes: initializers, and what follows from them.
         defaults: initializers that a run may replace.
         inputs, outputs: names of the graph's.
-        names: those of constants and defaults, by the identity of their values.
+        names: those of constants and defaults, by the identity of their values; "" for integers
+            and single numbers, which are no parameters.
         root: the call of the whole model.
         places: by path, what stands for each module.
     """
@@ -188,7 +192,7 @@ class Program:
         self.nodes = list(self._computed(Node(self, proto) for proto in graph.node))
         self._label()
         known = {**self.constants, **self.defaults}
-        self.names = {id(value): name for name, value in known.items()}
+        self.names = {id(v): n if v.ndim and v.dtype.kind in "fV" else "" for n, v in known.items()}
         self.places: dict[str, Place] = {}
         self.root = self._blocks(graph.name)
         self.opaque = sum(node.op.__name__ in OPAQUE for node in self.nodes)
@@ -300,9 +304,8 @@ def _scopes(notes: dict[str, str], name: str) -> tuple[str, tuple[tuple[str, str
     paths = ast.literal_eval(notes.get(f"{EXPORTED}name_scopes", "[]"))
     kinds = ast.literal_eval(notes.get(f"{EXPORTED}class_hierarchy", "[]"))
     if paths and len(paths) == len(kinds):
-        named = kinds[-1].split(".")
-        base = named[1] if len(named) > 2 else named[-1]
-        fx = f"{paths[-1]}/{PYTORCH.get(base, base)}"
+        found = re.match(r"aten\.(\w+)", kinds[-1])
+        fx = f"{paths[-1]}/{PYTORCH.get(found[1], found[1])}" if found else ""
         return fx, tuple((p, k.rpartition(".")[2]) for p, k in zip(paths[:-1], kinds, strict=False))
     # Other exporters write the path of a module into the node's name.
     parts = [part for part in name.split("/")[:-1] if part]

@@ -60,7 +60,7 @@ class TensorReader(Protocol):
 
         "" for integers, truth values, texts and handles, whose values are no measurements.
         """
-        return ""
+        return self.dtype(tensor) if self.may_hold_nan(tensor) else ""
 
     def is_readable(self, tensor: Any) -> bool:
         """True if :meth:`numpy` works: False for symbolic tensors and those without dense data."""

@@ -27,17 +27,13 @@ class ArrayArithmetic(Arithmetic):
         return "float" in self.dtype(tensor)
 
     def may_hold_nan(self, tensor: Any) -> bool:
-        return bool(self.kind(tensor))
+        return self.is_floating(tensor) or "complex" in self.dtype(tensor)
 
     def is_finite(self, tensor: Any) -> bool:
         return bool(np.isfinite(self.numpy(tensor)).all())
 
     def has_nan(self, tensor: Any) -> bool:
         return bool(np.isnan(self.numpy(tensor)).any())
-
-    def kind(self, tensor: Any) -> str:
-        name = self.dtype(tensor)
-        return name if "float" in name or "complex" in name else ""
 
     def refusal(self, tensor: Any) -> str:
         if isinstance(tensor, (np.ndarray, np.generic)) or hasattr(tensor, "__array_namespace__"):

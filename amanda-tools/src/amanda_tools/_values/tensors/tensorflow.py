@@ -47,9 +47,6 @@ class TensorFlowArithmetic(Arithmetic):
     def numbers(self, tensor: Any) -> Array | None:
         return self.numpy(_numbers(tensor)) if self.is_readable(tensor) else None
 
-    def kind(self, tensor: Any) -> str:
-        return self.dtype(tensor) if self.may_hold_nan(tensor) else ""
-
     def dtype(self, tensor: Any) -> str:
         return str(tf.as_dtype(tensor.dtype).name)
 
