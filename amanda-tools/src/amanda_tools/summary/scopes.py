@@ -112,13 +112,15 @@ class Scopes:
         """Register a forward operator; return None if it belongs to no scope."""
         kind = str(context["op_type"] or "")
         traits = row_of(kind).traits
-        is_of_variable = "reads_variable" in traits and context.get_variable(0) is not None
-        if context.get_phase() != "forward" or "no_activation" in traits or is_of_variable:
-            return None
+        is_free = "no_activation" in traits or (
+            "reads_variable" in traits and context.get_variable(0) is not None
+        )
         graph, module = context.get_op_id().partition("/")[0], context.get_module()
         if context.runs_at_once:
-            # A framework whose modules are known by their paths alone.
+            # A framework whose modules are known by their paths alone; "" is outside of them.
             graph, module = graph.partition(".")[0], module.replace(".", "/")
+        if is_free or context.get_phase() != "forward" or (context.runs_at_once and not graph):
+            return None
         specs = context.get_tensor_specs().outputs or ()
         outputs = [spec.row() for spec in specs if spec is not None and spec.shape is not None]
         found = ScopedOp(

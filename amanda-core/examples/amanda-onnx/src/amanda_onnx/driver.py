@@ -225,7 +225,7 @@ class OnnxNodeDriver(OnnxDriver):
                 self._compare(first.outputs(names), outputs)
             except CoverageWarning:
                 raise
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 # A model that is gone, a library of custom operators, a type that NumPy lacks.
                 text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
                 warnings.warn(

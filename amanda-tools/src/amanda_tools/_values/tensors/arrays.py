@@ -122,7 +122,9 @@ class ArrayArithmetic(Arithmetic):
     # -- axes -------------------------------------------------------------
 
     matmul = staticmethod(np.matmul)
-    reshape = staticmethod(np.reshape)
+
+    def reshape(self, tensor: Any, shape: Sequence[int], /) -> Any:
+        return np.reshape(tensor, tuple(shape))
 
     def softmax(self, tensor: Any) -> Any:
         exponents = np.exp(tensor - np.max(tensor, -1, keepdims=True))
