@@ -338,6 +338,20 @@ def test_a_model_that_is_gone_is_not_seen(tmp_path: Path) -> None:
     assert statistics.not_seen == {"runs of sessions whose nodes cannot run one by one": 2}
 
 
+def test_a_type_that_numpy_lacks_is_not_seen() -> None:
+    """ONNX Runtime gives no bfloat16 to Python: the session runs vanilla."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["b"], to=onnx.TensorProto.BFLOAT16),
+        helper.make_node("Cast", ["b"], ["y"], to=FLOAT),
+    ]
+    made, feed = session(model(nodes, {"x": FLOAT}, {"y": FLOAT})), {"x": np.float32([1.5, 2.0])}
+    with pytest.warns(CoverageWarning, match="cannot run one by one: .*bfloat16"):
+        ids, found, statistics = watched(lambda: made.run(None, feed)[0])
+    assert not ids
+    assert found.tolist() == [1.5, 2.0]
+    assert statistics.not_seen.total() == 1
+
+
 def test_weights_beside_the_model(tmp_path: Path) -> None:
     """External data is read from the model's folder."""
     path = tmp_path / "model.onnx"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import amanda
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
+from onnx import numpy_helper
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
@@ -153,3 +159,68 @@ def test_an_optimized_session_keeps_its_bits(exported: Any) -> None:
     tool = amanda.tools.load("stats")()
     with amanda.apply(tool):
         assert all(np.array_equal(made.run(None, feed)[0], expected) for _ in range(3))
+
+
+@pytest.mark.parametrize("planted", ["", "conv.bias", "blocks.1.fc.bias", "head.weight"])
+def test_diff_names_an_operator_with_an_error(
+    exported: Any, planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight that is wrong in the exported model is found, by a recording of PyTorch's run."""
+    net, path, is_optimized = exported
+    if is_optimized:
+        pytest.skip("the optimizer has merged constants")
+    monkeypatch.chdir(tmp_path)
+    x = torch.rand(2, 4, 6, 6, generator=torch.Generator().manual_seed(1))
+    recording = amanda.tools.load("diff")()
+    with torch.no_grad(), amanda.apply(recording):
+        net(x)
+    made = onnx.load(path)
+    for tensor in made.graph.initializer:
+        if tensor.name == planted:
+            value = numpy_helper.to_array(tensor) * 1.01
+            tensor.CopyFrom(numpy_helper.from_array(value, planted))
+    onnx.save(made, tmp_path / "changed.onnx")
+    run = session(tmp_path / "changed.onnx")
+    tool = amanda.tools.load("diff")(reference=recording, align="value")
+    with amanda.apply(tool):
+        run.run(None, {"x": x.numpy()})
+    summary = tool.result()["summary"]
+    if not planted:
+        assert summary["first"] is None
+        assert summary["compared"] >= len(SHARED)
+    else:
+        assert summary["first"]["module"] == planted.rpartition(".")[0]
+
+
+KERAS = """
+import keras, numpy as np, onnxruntime as ort
+layers = [keras.layers.Conv2D(4, 3, activation="relu"), keras.layers.Flatten(), keras.layers.Dense(5)]
+model, x = keras.Sequential(layers), np.random.rand(2, 8, 8, 3).astype("float32")
+expected = keras.ops.convert_to_numpy(model(x))
+model.export("model.onnx", format="onnx", verbose=False)
+session = ort.InferenceSession("model.onnx")
+import amanda
+tool = amanda.tools.load("flops")()
+with amanda.apply(tool):
+    found = session.run(None, {session.get_inputs()[0].name: x})[0]
+assert np.allclose(found, expected, atol=1e-5)
+import json
+print(json.dumps(tool.result()["summary"]))
+"""
+
+
+def test_a_model_of_keras(tmp_path: Path) -> None:
+    """Keras' exporter, on PyTorch: the products of a convolution and a dense layer."""
+    pytest.importorskip("keras")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", KERAS],
+        cwd=tmp_path,
+        env={**os.environ, "KERAS_BACKEND": "torch"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["flops"] == 2 * 2 * (6 * 6 * 4 * 3 * 3 * 3 + 6 * 6 * 4 * 5)
+    assert not summary["unknown_ops"]

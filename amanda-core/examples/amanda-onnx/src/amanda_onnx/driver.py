@@ -216,13 +216,14 @@ class OnnxNodeDriver(OnnxDriver):
         """What a session runs, from the first run on; None if it cannot run node by node."""
         if session in self._programs:
             return self._programs[session]
-        program = None
+        program: Program | None = None
         with self.vanilla():
             try:
-                program = Program(session, run)
-                first = Run(self, program, feed)
+                read = Program(session, run)
+                first = Run(self, read, feed)
                 first.vanilla()
                 self._compare(first.outputs(names), outputs)
+                program = read
             except CoverageWarning:
                 raise
             except Exception as error:  # noqa: BLE001
