@@ -112,24 +112,18 @@ class Scopes:
         """Register a forward operator; return None if it belongs to no scope."""
         kind = str(context["op_type"] or "")
         traits = row_of(kind).traits
-        is_free = "no_activation" in traits or (
-            "reads_variable" in traits and context.get_variable(0) is not None
-        )
+        is_left_out = "reads_variable" in traits and context.get_variable(0) is not None
         graph, module = context.get_op_id().partition("/")[0], context.get_module()
         if context.runs_at_once:
             # A framework whose modules are known by their paths alone; "" is outside of them.
             graph, module = graph.partition(".")[0], module.replace(".", "/")
-        if is_free or context.get_phase() != "forward" or (context.runs_at_once and not graph):
+            is_left_out = not graph
+        if is_left_out or "no_activation" in traits or context.get_phase() != "forward":
             return None
         specs = context.get_tensor_specs().outputs or ()
         outputs = [spec.row() for spec in specs if spec is not None and spec.shape is not None]
-        found = ScopedOp(
-            module,
-            graph,
-            self._parameters.used_by(context),
-            outputs,
-            self,
-        )
+        used = self._parameters.used_by(context)
+        found = ScopedOp(module, graph, used, outputs, self)
         known = self._ops.setdefault(context.get_op_id(), found)
         known.parameters, known.outputs = found.parameters, known.outputs or outputs
         return known

@@ -58,6 +58,7 @@ class ArrayArithmetic(Arithmetic):
 
     def with_bits(self, tensor: Any, positions: Array, bits: Array) -> Any:
         new = self.storable(tensor)
+        # Not reshape(-1), which may copy.
         new.flat[positions] = bits.view(new.dtype)
         return new
 

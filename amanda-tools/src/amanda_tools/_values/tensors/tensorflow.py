@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from amanda_tools._values.tensors import Arithmetic, Array
+from amanda_tools._values.tensors.arrays import ARITHMETIC as ARRAYS
 from amanda_tools._values.tensors.arrays import as_integers
 
 
@@ -63,10 +64,7 @@ class TensorFlowArithmetic(Arithmetic):
         return as_integers(self.storable(tensor).reshape(-1)[positions])
 
     def with_bits(self, tensor: Any, positions: Array, bits: Array) -> Any:
-        new = self.storable(tensor)
-        # Not reshape(-1), which may copy.
-        new.flat[positions] = bits.view(new.dtype)
-        return tf.constant(new)
+        return tf.constant(ARRAYS.with_bits(self.storable(tensor), positions, bits))
 
     def to_bits(self, values: Array, like: Any) -> Array:
         return as_integers(self.constant(values, like))
