@@ -59,6 +59,7 @@ def test_nothing_of_amanda_that_is_private_is_used() -> None:
     """Drivers, template and documents import no underscored name of Amanda's."""
     private = re.compile(r"\bamanda\._\w|\bamanda(\.\w+)* import _\w")
     files = [*PACKAGE.rglob("*.py"), *(ROOT / "amanda-core/templates").rglob("*.py")]
+    files += (ROOT / "amanda-core/examples").rglob("*.py")
     files += [*ROOT.glob("amanda-*/docs/*.md"), *ROOT.glob("amanda-*/templates/**/*.md")]
     assert [str(file) for file in files if private.search(file.read_text())] == []
 

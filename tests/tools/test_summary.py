@@ -515,12 +515,18 @@ def test_a_model_that_takes_nested_tensors_has_parameters_and_calls(
         assert (row["parameters"], row["calls"], row["output"]) == (15, 1, None)
 
 
-def test_modules_of_another_framework_are_said_to_be_unknown() -> None:
-    """A framework of a third party has modules too: that ours were called is not all to be said."""
-    tool = amanda.tools.load("summary")()
+def test_modules_of_another_framework_are_known_by_their_paths() -> None:
+    """Its operators count for them; outside of modules there is nothing to show, as is said."""
+    tool, other = (amanda.tools.load("summary")() for _ in range(2))
+    x = lb.tensor([[1.0, 1.0]])
     with amanda.apply(tool):
-        lb.Linear([[1.0, 2.0]])(lb.tensor([[1.0, 1.0]]))
-    (table,) = tool.tables()
+        lb.Linear([[1.0, 2.0]])(x)
+    assert [(row["path"], row["type"], row["output"]) for row in tool.modules()] == [
+        ("Linear", "graph", [1, 1])
+    ]
+    with amanda.apply(other):
+        lb.mul(x, x)
+    (table,) = other.tables()
     assert table.title == (
         "summary: no module was called of PyTorch, TensorFlow or Keras, only of loopback/1.0/eager"
     )

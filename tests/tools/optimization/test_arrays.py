@@ -14,12 +14,14 @@ from amanda_tools._values.tensors import Arithmetic, arithmetic_of
 
 def tensor(framework: str, array: Any, dtype: str = "float32") -> Any:
     module = pytest.importorskip(framework)
+    if framework == "numpy":
+        return module.array(array, dtype)
     if framework == "torch":
         return module.tensor(array, dtype=getattr(module, dtype))
     return module.constant(array, dtype=getattr(module, dtype))
 
 
-@pytest.fixture(params=["torch", "tensorflow"])
+@pytest.fixture(params=["torch", "tensorflow", "numpy"])
 def framework(request: Any) -> str:
     return str(request.param)
 
@@ -65,6 +67,8 @@ def test_the_top_are_exactly_as_many_as_asked_for(arithmetic: Arithmetic, framew
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "float32"])
 def test_constants_have_the_type_of_what_they_meet(framework: str, dtype: str) -> None:
+    if framework == "numpy" and dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
     t = tensor(framework, [1.0, 2.0], dtype)
     arithmetic = arithmetic_of(t)
     assert arithmetic.is_floating(t)
@@ -76,7 +80,9 @@ def test_constants_have_the_type_of_what_they_meet(framework: str, dtype: str) -
 
 def test_variables_can_be_trained_and_assigned(arithmetic: Arithmetic, framework: str) -> None:
     variable = arithmetic.variable(np.array([1.0, 2.0]), tensor(framework, [0.0]))
-    if framework == "torch":
+    if framework == "numpy":
+        gradient = 2 * variable
+    elif framework == "torch":
         (variable * variable).sum().backward()
         gradient = variable.grad
     else:
@@ -101,5 +107,20 @@ def test_integers_are_not_floating(framework: str) -> None:
 
 
 def test_other_arrays_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedProgramError, match=r"cannot compute with builtins\.list"):
-        arithmetic_of([1.0])
+    arithmetic = arithmetic_of([1.0])
+    assert arithmetic.refusal([1.0]) == "is of builtins.list, which is no array"
+    with pytest.raises(UnsupportedProgramError, match=r"cannot compute .* builtins\.list"):
+        arithmetic.constant(np.ones(1), [1.0])
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_numpy_rounds_to_8_bit_floats_as_ml_dtypes_does(name: str) -> None:
+    """Ties, subnormal numbers and zeros included."""
+    kind = getattr(pytest.importorskip("ml_dtypes"), name)
+    values = np.arange(-(2**15), 2**15).astype(np.int16).view(np.float16).astype(np.float32)
+    values = values[
+        np.abs(values)
+        <= float(np.abs(np.array(0x7E if "e4" in name else 0x7B, np.uint8).view(kind)))
+    ]
+    found = arithmetic_of(values).round_trip(values, name)
+    assert np.array_equal(found, values.astype(kind).astype(np.float32))

@@ -197,6 +197,7 @@ def recurrent(call: CallShapes) -> int:
     """Each weight matrix of each layer and direction, once per step."""
     data = call.named("input") if "input" in call.signature.names else call.given[0]
     weights: list[Shape] = [shape for shape in call.all_named("params") if len(shape) == 2]
+    weights += [*call.all_named("W"), *call.all_named("R")]  # ONNX, with an axis of directions
     if not weights and call.signature.weight is not None:
         weights = [call.weight]
         # TensorFlow's BlockLSTM: the data (time, batch, features) come after the sequence length.

@@ -73,7 +73,9 @@ class Parameters:
                 is_used = position in roles or not is_opaque(tensor)
                 if is_used and context.get_parameter_name(position):
                     found += self._of_variable(variable.key, context, position)
-            elif position in roles and (value := context.get_value(position)) is not None:
+            elif (position in roles or context.get_parameter_name(position)) and (
+                value := context.get_value(position)
+            ) is not None:
                 found.append(self._parameter(value, context, position))
         return found or ()
 

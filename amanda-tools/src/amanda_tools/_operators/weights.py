@@ -184,7 +184,7 @@ def _weight_at(context: OpContext, index: int, layout: str) -> Weight:
         raise Untreatable("its weight is another one for each sample of torch.vmap")
     if len(value.shape) != len(layout):
         raise Untreatable(f"its weight has {len(value.shape)} axes, and not the layout {layout}")
-    groups = int(context.get_attrs().get("groups") or 1)
+    groups = int(context.get_attrs().get("groups") or context.get_attrs().get("group") or 1)
     about = context.get_variable(index), context.get_parameter_name(index)
     return Weight(index, value, layout, groups, *about)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 import amanda
 from amanda import OpContext
-from amanda.errors import AmandaError, AmandaWarning, UnsupportedProgramError
+from amanda.errors import AmandaError, AmandaWarning
 from amanda.files import plain_data
 from amanda.results import Table
 from amanda.tools.description import OpDescription
@@ -101,7 +101,7 @@ class InjectTool(TargetingTool[InjectOptions]):
         try:
             # No positions: this only asks whether the element type is supported.
             arithmetic_of(tensor).bits(tensor, np.zeros(0, int))
-        except (TypeError, UnsupportedProgramError) as error:
+        except TypeError as error:
             self.targets.skip(self.ops[op_id], str(error))
             return False
         return size_of(tensor) > 0

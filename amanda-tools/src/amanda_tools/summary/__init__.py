@@ -93,7 +93,8 @@ class SummaryTool(PrintingTool[SummaryOptions]):
     def _analyse(self, context: OpContext) -> None:
         self._namespaces.add(str(context.namespace))
         figures = OpFigures.of(context)
-        if not context.runs_at_once:
+        is_known = str(context.namespace).startswith(("pytorch/", "tensorflow/"))
+        if not (context.runs_at_once and is_known):
             scoped = self._scopes.note(context)
             add = self._graph_ops.adder(context.get_module(), scoped)
             if figures is not None:

@@ -1,4 +1,5 @@
-"""The tree of name scopes of graphs in which no module is called: sessions of TensorFlow 1.
+"""The tree of name scopes of graphs in which no module is called: sessions of TensorFlow 1, and
+models of frameworks that this package does not know.
 
 Scopes are read from names of operators: ``layer1`` of ``layer1/MatMul``; variable scopes are among
 them. Operators that read variables, make constants, initialise or train belong to no scope::
@@ -111,20 +112,19 @@ class Scopes:
         """Register a forward operator; return None if it belongs to no scope."""
         kind = str(context["op_type"] or "")
         traits = row_of(kind).traits
-        is_of_variable = "reads_variable" in traits and context.get_variable(0) is not None
-        if context.get_phase() != "forward" or "no_activation" in traits or is_of_variable:
+        is_left_out = "reads_variable" in traits and context.get_variable(0) is not None
+        graph, module = context.get_op_id().partition("/")[0], context.get_module()
+        if context.runs_at_once:
+            # A framework whose modules are known by their paths alone; "" is outside of them.
+            graph, module = graph.partition(".")[0], module.replace(".", "/")
+            is_left_out = not graph
+        if is_left_out or "no_activation" in traits or context.get_phase() != "forward":
             return None
-        op_id = context.get_op_id()
         specs = context.get_tensor_specs().outputs or ()
         outputs = [spec.row() for spec in specs if spec is not None and spec.shape is not None]
-        found = ScopedOp(
-            context.get_module(),
-            op_id.partition("/")[0],
-            self._parameters.used_by(context),
-            outputs,
-            self,
-        )
-        known = self._ops.setdefault(op_id, found)
+        used = self._parameters.used_by(context)
+        found = ScopedOp(module, graph, used, outputs, self)
+        known = self._ops.setdefault(context.get_op_id(), found)
         known.parameters, known.outputs = found.parameters, known.outputs or outputs
         return known
 

@@ -53,8 +53,10 @@ class ReplacementTests(ContractTests):
     """replace_op and replace_backward_op."""
 
     def replaced(self, func: Callable[..., Any], **arguments: Any) -> Trained:
-        """A training run of ``X * W`` with the product replaced."""
+        """A run of ``X * W`` with the product replaced: of training, if the driver sees that."""
         tool = self.probe("mul", before=lambda c: c.replace_op(func, **arguments))
+        if Capability.BACKWARD not in self.driver_cls.capabilities:
+            return Trained(list(self.run(self.program, tool, times=2)), [])
         result: Trained = self.train(self.program, tool, times=2)
         return result
 
@@ -95,13 +97,13 @@ class ReplacementTests(ContractTests):
 
         assert self.replaced(scaled, inputs=[1], factor=4.0).outputs == [times(W, 4.0)]
 
-    @requires(Capability.REPLACE_OP)
+    @requires(Capability.BACKWARD, Capability.REPLACE_OP)
     def test_replacement_takes_part_in_ad(self) -> None:
         """The function takes part in AD: it is the op now."""
         result = self.replaced(lambda x, w: self.fw.add(self.fw.mul(x, x), w))
         assert result.gradients == [times(X, 2.0), ONES]
 
-    @requires(Capability.REPLACE_OP)
+    @requires(Capability.BACKWARD, Capability.REPLACE_OP)
     def test_identity_removes_the_op(self) -> None:
         """Replacing an op by the identity removes it and passes the gradient through."""
         tool = self.probe("relu", before=lambda c: c.replace_op(lambda t: t))

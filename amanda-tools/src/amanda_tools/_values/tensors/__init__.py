@@ -1,7 +1,7 @@
 """Reading and computing with tensors of any framework, without a branch for a framework in a tool.
 
 :func:`reader_of` gives what analysis tools need: finite or not, NumPy copies, element types.
-:func:`arithmetic_of` adds what optimization tools compute with; it knows PyTorch and TensorFlow::
+:func:`arithmetic_of` adds what optimization tools compute with::
 
     reader = reader_of(tensor)
     if reader.is_readable_float(tensor) and not reader.is_finite(tensor):
@@ -10,7 +10,8 @@
     arithmetic = arithmetic_of(weight)
     masked = weight * arithmetic.constant(numpy_mask, like=weight)
 
-Each framework has one module here, imported when the first of its tensors comes.
+PyTorch and TensorFlow have a module here, imported when the first of its tensors comes; the tensors
+of all other frameworks are taken for arrays, as NumPy understands them.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
-
-from amanda.errors import UnsupportedProgramError
 
 Array = np.ndarray[Any, Any]
 
@@ -61,7 +60,7 @@ class TensorReader(Protocol):
 
         "" for integers, truth values, texts and handles, whose values are no measurements.
         """
-        return ""
+        return self.dtype(tensor) if self.may_hold_nan(tensor) else ""
 
     def is_readable(self, tensor: Any) -> bool:
         """True if :meth:`numpy` works: False for symbolic tensors and those without dense data."""
@@ -88,6 +87,9 @@ class TensorReader(Protocol):
 
     def numpy(self, tensor: Any) -> Array:
         """Copy to NumPy in the type of the same name; float32 for types that NumPy lacks."""
+        array: Array = self.storable(tensor)
+        # bfloat16 and the 8-bit types come in types that ml_dtypes adds to NumPy.
+        return array.astype(np.float32) if array.dtype.kind == "V" else array
 
     def numpy_view(self, tensor: Any) -> Array:
         """:meth:`numpy` without a copy where the tensor's memory can be read as it is.
@@ -103,7 +105,6 @@ class TensorReader(Protocol):
 
     def storable(self, tensor: Any) -> Any:
         """Copy to the CPU with the element type unchanged, as safetensors' writers take it."""
-        return self.numpy(tensor)
 
     def copy(self, tensor: Any) -> Any:
         """Copy within the framework, detached from automatic differentiation."""
@@ -224,39 +225,8 @@ class Arithmetic(TensorReader, Protocol):
         """1 at the `count` largest scores of the last axis, at ties the first ones; else 0."""
 
 
-class PlainReader(TensorReader):
-    """Reads arrays and numbers that NumPy understands, and tensors with a list in ``data``."""
-
-    def shape(self, tensor: Any) -> list[int]:
-        # A functional framework differentiates with respect to a Python number, too.
-        return [int(size) for size in getattr(tensor, "shape", ())]
-
-    def is_floating(self, tensor: Any) -> bool:
-        return bool(np.issubdtype(self.numpy(tensor).dtype, np.floating))
-
-    def may_hold_nan(self, tensor: Any) -> bool:
-        return bool(np.issubdtype(self.numpy(tensor).dtype, np.inexact))
-
-    def is_finite(self, tensor: Any) -> bool:
-        return bool(np.isfinite(self.numpy(tensor)).all())
-
-    def has_nan(self, tensor: Any) -> bool:
-        return bool(np.isnan(self.numpy(tensor)).any())
-
-    def numpy(self, tensor: Any) -> Array:
-        data = getattr(tensor, "data", tensor)
-        array = np.array(data if isinstance(data, list) else tensor)
-        return array.reshape(self.shape(tensor))
-
-    def copy(self, tensor: Any) -> Any:
-        return self.numpy(tensor)
-
-    def dtype(self, tensor: Any) -> str:
-        return str(self.numpy(tensor).dtype)
-
-
 _MODULES = {"torch": "pytorch", "tensorflow": "tensorflow", "keras": "tensorflow"}
-"""Top-level package of a tensor's type to the module here."""
+"""Top-level package of a tensor's type to the module here; other types have ``arrays``."""
 
 
 def reader_of(tensor: Any) -> TensorReader:
@@ -267,17 +237,9 @@ def reader_of(tensor: Any) -> TensorReader:
 def arithmetic_of(tensor: Any) -> Arithmetic:
     """Return the arithmetic of the framework that a tensor belongs to.
 
-    Raises:
-        UnsupportedProgramError: there is none for this type.
+    :meth:`TensorReader.refusal` tells a tensor that it can only read.
     """
-    reader = reader_of(tensor)
-    if not isinstance(reader, PlainReader):
-        return cast("Arithmetic", reader)
-    kind = type(tensor)
-    raise UnsupportedProgramError(
-        f"prune, quantize and other tools that compute new values cannot compute with "
-        f"{kind.__module__}.{kind.__qualname__}; they know the tensors of torch and tensorflow"
-    )
+    return cast("Arithmetic", reader_of(tensor))
 
 
 def guarded(routine: Callable[..., Any], index: int) -> Callable[..., Any]:
@@ -299,10 +261,7 @@ def guarded(routine: Callable[..., Any], index: int) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=256)
 def _reader_of_type(kind: type) -> TensorReader:
-    for base in kind.__mro__:
-        package = base.__module__.partition(".")[0]
-        if package in _MODULES:
-            module = importlib.import_module(f"{__name__}.{_MODULES[package]}")
-            arithmetic: Arithmetic = module.ARITHMETIC
-            return arithmetic
-    return PlainReader()
+    packages = (base.__module__.partition(".")[0] for base in kind.__mro__)
+    found = next((_MODULES[package] for package in packages if package in _MODULES), "arrays")
+    arithmetic: Arithmetic = importlib.import_module(f"{__name__}.{found}").ARITHMETIC
+    return arithmetic

@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from amanda_tools._values.tensors import Arithmetic, Array
+from amanda_tools._values.tensors.arrays import ARITHMETIC as ARRAYS
+from amanda_tools._values.tensors.arrays import as_integers
 
 
 class TensorFlowArithmetic(Arithmetic):
@@ -46,16 +48,8 @@ class TensorFlowArithmetic(Arithmetic):
     def numbers(self, tensor: Any) -> Array | None:
         return self.numpy(_numbers(tensor)) if self.is_readable(tensor) else None
 
-    def kind(self, tensor: Any) -> str:
-        return self.dtype(tensor) if self.may_hold_nan(tensor) else ""
-
     def dtype(self, tensor: Any) -> str:
         return str(tf.as_dtype(tensor.dtype).name)
-
-    def numpy(self, tensor: Any) -> Array:
-        array: Array = self.storable(tensor)
-        # bfloat16 and the 8-bit types come in types that ml_dtypes adds to NumPy.
-        return array.astype(np.float32) if array.dtype.kind == "V" else array
 
     def storable(self, tensor: Any) -> Any:
         # Not np.array(tensor), which fails for a bfloat16 without axes (NumPy 2, TensorFlow 2.21).
@@ -67,16 +61,13 @@ class TensorFlowArithmetic(Arithmetic):
     # -- bits -------------------------------------------------------------
 
     def bits(self, tensor: Any, positions: Array) -> Array:
-        return _as_integers(self.storable(tensor).reshape(-1)[positions], tensor)
+        return as_integers(self.storable(tensor).reshape(-1)[positions])
 
     def with_bits(self, tensor: Any, positions: Array, bits: Array) -> Any:
-        new = self.storable(tensor)
-        # Not reshape(-1), which may copy.
-        new.flat[positions] = bits.view(new.dtype)
-        return tf.constant(new)
+        return tf.constant(ARRAYS.with_bits(self.storable(tensor), positions, bits))
 
     def to_bits(self, values: Array, like: Any) -> Array:
-        return _as_integers(self.constant(values, like), like)
+        return as_integers(self.constant(values, like))
 
     def from_bits(self, bits: Array, like: Any) -> Array:
         # A flipped bit can make a signalling NaN, of which NumPy warns.
@@ -172,13 +163,6 @@ def _numbers(tensor: Any) -> Any:
     if tensor.dtype.is_complex:
         return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
     return tf.cast(tensor, tf.float32) if tensor.dtype.size == 1 else tensor
-
-
-def _as_integers(values: Array, like: Any) -> Array:
-    kind = tf.as_dtype(like.dtype)
-    if not (kind.is_floating or kind.is_integer):
-        raise TypeError(f"elements of type {kind.name}")
-    return values.view(f"uint{8 * values.dtype.itemsize}")
 
 
 def _numpy_type(like: Any) -> Any:

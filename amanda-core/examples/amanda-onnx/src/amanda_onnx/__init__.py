@@ -1,0 +1,1 @@
+"""Amanda's driver for ONNX Runtime."""
