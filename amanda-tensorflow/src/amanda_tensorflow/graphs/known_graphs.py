@@ -40,12 +40,15 @@ class IdentifiedOp:
     source: Any = None
 
 
+_NOTHING: Mapping[int, Any] = {}
+
+
 @attrs.define(eq=False)
 class _KnownGraph:
     """A vanilla graph; for the attributes see :meth:`GraphIds.ids_of`."""
 
     ids: str = ""
-    captured: Mapping[int, Any] = attrs.field(factory=dict)
+    captured: Mapping[int, Any] = _NOTHING
     layer_ids: LayerIds = attrs.field(factory=LayerIds)
 
 
@@ -81,9 +84,15 @@ class GraphIds:
         made = self._graphs[graph].layer_ids = LayerIds(base)
         return made
 
-    def add_body(self, graph: Any, ids: str, layer_ids: LayerIds) -> None:
-        """Note the ids of a vanilla body or branch, to which a gradient may refer."""
-        self._graphs[graph] = _KnownGraph(ids, layer_ids=layer_ids)
+    def add_body(
+        self, graph: Any, ids: str, layer_ids: LayerIds, captured: Mapping[int, Any] = _NOTHING
+    ) -> None:
+        """Note the ids of a vanilla body or branch, to which a gradient may refer.
+
+        Args:
+            captured: as that of :meth:`ids_of`.
+        """
+        self._graphs[graph] = _KnownGraph(ids, captured, layer_ids)
 
     def note(self, graph: Any, op: Any, identified: IdentifiedOp) -> None:
         """Note an operator of an instrumented copy."""
