@@ -137,21 +137,18 @@ def test_activations_are_patched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_what_a_checkpoint_runs_again_is_no_execution_of_its_own(
-    reentrant: bool, tmp_path: Path
-) -> None:
-    """Recordings of runs with and without checkpoints are the same, and fit both."""
+def test_recordings_with_and_without_checkpoints_fit_both(reentrant: bool, tmp_path: Path) -> None:
+    """What a checkpoint runs again is no execution of its own."""
     layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
 
     def gradients(tool: amanda.Tool, sign: int, is_kept: bool) -> list[list[list[float]]]:
         again = partial(checkpoint, layers, use_reentrant=reentrant)
+        layers.zero_grad()
         with amanda.apply(tool):
             for step in range(3):
                 x = torch.tensor(sign * X[0] * (step + 1), requires_grad=True)
                 (layers if is_kept else again)(x).square().sum().backward()
-        found = [p.grad.tolist() for p in layers.parameters()]
-        layers.zero_grad()
-        return found
+        return [p.grad.tolist() for p in layers.parameters()]
 
     recordings = [DumpTool(tensors=["activations"]) for _ in range(2)]
     expected = [gradients(tool, 1, i > 0) for i, tool in enumerate(recordings)]

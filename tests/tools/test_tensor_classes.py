@@ -562,9 +562,8 @@ def test_a_model_is_converted_while_it_is_watched() -> None:
     torch.backends.quantized.engine = "fbgemm"
     tools = [amanda.tools.load(name)() for name in ("flops", "stats", "sparsity")]
     model = nn.Sequential(quantization.QuantStub(), nn.Linear(16, 8)).eval()
-    observer = quantization.MinMaxObserver
-    weights = quantization.default_weight_observer
-    model.qconfig = quantization.QConfig(activation=observer, weight=weights)  # type: ignore[assignment]
+    observers = quantization.MinMaxObserver, quantization.default_weight_observer
+    model.qconfig = quantization.QConfig(*observers)  # type: ignore[assignment]
     with amanda.apply(*tools):
         quantization.prepare(model, inplace=True)(X)
         quantization.convert(model, inplace=True)

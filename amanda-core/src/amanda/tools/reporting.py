@@ -88,10 +88,7 @@ def _alone(method: _F) -> _F:
         found = method(*args, **kwargs)
         return list(found) if isinstance(found, Iterator) else found
 
-    def alone(*args: Any, **kwargs: Any) -> Any:
-        return tool_locked(read, args, kwargs)
-
-    return functools.wraps(method)(alone)  # type: ignore[return-value]
+    return functools.wraps(method)(lambda *args, **kwargs: tool_locked(read, args, kwargs))  # type: ignore[return-value]
 
 
 class ReportingTool(Tool, Generic[OptionsT]):

@@ -117,7 +117,7 @@ class Instrument:
         ids = f"{site.ids}/{op.name}"
         # The gradient of its operators may be in another function, which is replayed later.
         layer_ids = LayerIds(site.path(op), site.layer_ids.counts)
-        self.ids.add_body(graph, ids, layer_ids)
+        self.ids.add_body(graph, ids, layer_ids, {})
         forward = None
         if call is not None:
             outer = site.site_of(call.forward.graph())

@@ -40,15 +40,12 @@ class IdentifiedOp:
     source: Any = None
 
 
-_NOTHING: Mapping[int, Any] = {}
-
-
 @attrs.define(eq=False)
 class _KnownGraph:
     """A vanilla graph; for the attributes see :meth:`GraphIds.ids_of`."""
 
     ids: str = ""
-    captured: Mapping[int, Any] = _NOTHING
+    captured: Mapping[int, Any] = attrs.field(factory=dict)
     layer_ids: LayerIds = attrs.field(factory=LayerIds)
 
 
@@ -85,7 +82,7 @@ class GraphIds:
         return made
 
     def add_body(
-        self, graph: Any, ids: str, layer_ids: LayerIds, captured: Mapping[int, Any] = _NOTHING
+        self, graph: Any, ids: str, layer_ids: LayerIds, captured: Mapping[int, Any]
     ) -> None:
         """Note the ids of a vanilla body or branch, to which a gradient may refer.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 
 from amanda.interface.points import PointContext
 from amanda.interface.tool import Tool
@@ -16,16 +17,12 @@ class Repetitions:
     """
 
     def __init__(self, tool: Tool) -> None:
-        self._passes = 0
-        self._first: set[Hashable] = set()
-        tool.add_inst_for_pass(self._begin, backward=True)
-        tool.add_inst_for_pass(self._end, backward=True, end=True)
+        self._passes, self._first = 0, set[Hashable]()
+        tool.add_inst_for_pass(partial(self._note, 1), backward=True)
+        tool.add_inst_for_pass(partial(self._note, -1), backward=True, end=True)
 
-    def _begin(self, point: PointContext) -> None:
-        self._passes += 1
-
-    def _end(self, point: PointContext) -> None:
-        self._passes -= 1
+    def _note(self, change: int, point: PointContext) -> None:
+        self._passes += change
 
     def is_one(self, key: Hashable, overlaps: bool) -> bool:
         """True if the execution of `key` that runs now repeats the last one.
