@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import sys
@@ -123,24 +124,19 @@ def test_a_switch_can_be_left_in_another_thread() -> None:
     assert STATE.enabled
 
 
-def test_a_pass_may_begin_while_another_thread_looks_who_shares_the_iteration() -> None:
-    iterations, ended = Iterations(), threading.Event()
+def test_an_iteration_is_shared_with_threads_that_have_not_ended() -> None:
+    """Also with one that Python has not started: it stays out of ``threading.enumerate()``."""
+    iterations, has_begun, may_end = Iterations(), threading.Event(), threading.Event()
 
-    class Worker(threading.Thread):
-        """Has begun a pass; another one begins as it is looked at."""
+    def begin() -> None:
+        iterations.is_shared()
+        has_begun.set()
+        may_end.wait(_PATIENCE)
 
-        def run(self) -> None:
-            iterations.is_shared()
-            ended.wait(_PATIENCE)
-
-        def is_alive(self) -> bool:
-            if threading.current_thread() is threading.main_thread():
-                in_threads(iterations.is_shared, 1)
-            return super().is_alive()
-
-    worker = Worker()
-    worker.start()
-    assert iterations.is_shared()
-    ended.set()
-    worker.join(_PATIENCE)
+    in_threads(iterations.is_shared)
     assert not iterations.is_shared()
+    before = threading.enumerate()
+    _thread.start_new_thread(begin, ())
+    assert has_begun.wait(_PATIENCE)
+    assert (iterations.is_shared(), threading.enumerate()) == (True, before)
+    may_end.set()

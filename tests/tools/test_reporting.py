@@ -6,6 +6,8 @@ import io
 import json
 import math
 import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -192,6 +194,26 @@ def test_the_result_has_the_common_form() -> None:
         "summary": {"n": 2, "not_seen": {}},
         "ops": Minimal().op_rows(),
     }
+
+
+def test_results_are_read_while_no_thread_writes_them() -> None:
+    """Routines of other threads wait for the end of a result, and of all of a generator."""
+
+    class Reader(Minimal):
+        def op_rows(self) -> list[dict[str, Any]]:
+            return list(self.tables())
+
+        def tables(self) -> Iterator[Any]:
+            worker = threading.Thread(target=lb.relu, args=(lb.tensor([1.0]),))
+            worker.start()
+            worker.join(0.3)
+            yield {"namespace": worker.is_alive()}
+
+    tool = Reader()
+    tool.add_inst_for_op(lambda context: None)
+    for read in lambda: tool.result()["ops"], tool.tables, tool.op_rows:
+        with amanda.apply(tool):
+            assert read() == [{"namespace": True}]
 
 
 def test_the_sum_with_an_unknown_number_is_unknown() -> None:

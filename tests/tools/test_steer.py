@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 import torch
 from safetensors.numpy import save_file
+from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda.errors import FileError, UnsupportedProgramError
@@ -132,6 +134,33 @@ def test_activations_are_patched(tmp_path: Path) -> None:
             assert all(map(torch.equal, expected, outputs([3, 2, 1], [4, 4, 0])))
             with pytest.raises(UnsupportedProgramError, match=r"no output 0 of .*, execution 2"):
                 outputs([3, 2, 1])
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recordings_with_and_without_checkpoints_fit_both(reentrant: bool, tmp_path: Path) -> None:
+    """What a checkpoint runs again is no execution of its own."""
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
+
+    def gradients(tool: amanda.Tool, sign: int, is_kept: bool) -> list[list[list[float]]]:
+        again = partial(checkpoint, layers, use_reentrant=reentrant)
+        layers.zero_grad()
+        with amanda.apply(tool):
+            for step in range(3):
+                x = torch.tensor(sign * X[0] * (step + 1), requires_grad=True)
+                (layers if is_kept else again)(x).square().sum().backward()
+        return [p.grad.tolist() for p in layers.parameters()]
+
+    recordings = [DumpTool(tensors=["activations"]) for _ in range(2)]
+    expected = [gradients(tool, 1, i > 0) for i, tool in enumerate(recordings)]
+    assert expected[0] == expected[1]
+    rows = [[e.key for e in tool.entries if "detach" not in e.key] for tool in recordings]
+    assert rows[0] == rows[1]
+    for tool in recordings:
+        tool.write_files(tmp_path, "dump")
+        steers = [SteerTool(file=f"{tmp_path}", how="replace", at=["1"]) for _ in range(2)]
+        changed = [gradients(steer, 2, i > 0) for i, steer in enumerate(steers)]
+        assert changed[0] == changed[1] != expected[0]
+        assert [row["executions"] for steer in steers for row in steer.op_rows()] == [3, 3]
 
 
 def test_a_loop_with_a_cache_goes_on() -> None:

@@ -551,3 +551,26 @@ def test_what_stands_for_a_tensor_is_no_input(tool: str) -> None:
     with amanda.apply(amanda.tools.load(tool)()):
         found = [products() for _ in range(2)][-1]
     assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_is_converted_while_it_is_watched() -> None:
+    """The quantized layer of a path is another operator, of other inputs, with its own FLOPs; the
+    samples of a model without parameters are not known."""
+    import torch.ao.quantization as quantization
+
+    torch.backends.quantized.engine = "fbgemm"
+    tools = [amanda.tools.load(name)() for name in ("flops", "stats", "sparsity")]
+    model = nn.Sequential(quantization.QuantStub(), nn.Linear(16, 8)).eval()
+    observers = quantization.MinMaxObserver, quantization.default_weight_observer
+    model.qconfig = quantization.QConfig(*observers)  # type: ignore[assignment]
+    with amanda.apply(*tools):
+        quantization.prepare(model, inplace=True)(X)
+        quantization.convert(model, inplace=True)
+        assert all(torch.equal(model(X).dequantize(), model(X).dequantize()) for _ in range(2))
+    result = tools[0].result()
+    counted = {row["id"]: row["flops"] for row in result["ops"] if row["flops"]}
+    once = 2 * 4 * 16 * 8
+    assert counted == {"Sequential.1/linear:0": once, "Sequential.1/quantized::linear:0": 4 * once}
+    assert result["summary"]["unknown_ops"] == {}
+    assert result["summary"]["per_step"].keys().isdisjoint({"samples", "tokens"})

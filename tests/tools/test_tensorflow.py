@@ -174,6 +174,17 @@ def test_weights_of_keras_have_their_paths(run_eagerly: bool) -> None:
     assert _by_parameter(tool, "gradients") == dict.fromkeys(paths, 2)
 
 
+def test_gradients_in_a_loop_are_those_of_its_steps() -> None:
+    """The loop of a recurrent layer names the parameter whose gradient a step computes."""
+    lstm, gru = keras.layers.LSTM(4, return_sequences=True), keras.layers.GRU(4)
+    model = keras.Sequential([keras.layers.Input((5, 6)), lstm, gru])
+    model.compile("sgd", "mse")
+    x, y = np.ones((4, 5, 6), "float32"), np.ones((4, 4), "float32")
+    tool = applied(StatsTool(), lambda: model.fit(x, y, verbose=0))
+    paths = {variable.path for variable in model.trainable_variables}
+    assert _by_parameter(tool, "gradients") == dict.fromkeys(paths, 5)
+
+
 @pytest.mark.parametrize("kind", ["eager", "function", "session", "reference"])
 def test_weights_have_their_names(kind: str) -> None:
     """Variables of TensorFlow, frozen ones left out, in each mode; where the gradients of several

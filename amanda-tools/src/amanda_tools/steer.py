@@ -28,6 +28,7 @@ from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._bases.repetitions import Repetitions
 from amanda_tools._values.recordings import Recording, TensorRecord
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensor_files import names_in, read_tensor
@@ -85,6 +86,7 @@ class SteerTool(PrintingTool[SteerOptions]):
         self._ops: dict[str, OpDescription] = {}
         self._counts = {key: collections.Counter[str]() for key in ("executions", "changed")}
         self._unmet = dict.fromkeys(self._values, "")
+        self._repetitions = Repetitions(self)
         self.depends_on(MappingTool.standard())
         self.add_inst_for_pass(self._find_positions)
         self.add_inst_for_op(self._analyse)
@@ -125,7 +127,8 @@ class SteerTool(PrintingTool[SteerOptions]):
         floating = [i for i, t in given if t is not None and reader_of(t).is_floating(t)]
         if not floating:
             return None
-        self._counts["executions"][op] += 1
+        is_new = not self._repetitions.is_one(op, self.steps_overlap)
+        self._counts["executions"][op] += is_new
         if not _is_in(np.asarray(self.steps), self._in_steps):
             return None
         new: list[Any] = [None] * len(outputs)
@@ -134,7 +137,7 @@ class SteerTool(PrintingTool[SteerOptions]):
             output = outputs[i] if new[i] is None else new[i]
             changed = self._changed(output, value, op, place)
             new[i] = new[i] if changed is None else changed
-        self._counts["changed"][op] += any(output is not None for output in new)
+        self._counts["changed"][op] += is_new and any(output is not None for output in new)
         return new
 
     def _read(self, op: str, position: int) -> Array:

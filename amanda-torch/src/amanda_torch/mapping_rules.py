@@ -60,7 +60,7 @@ def standard(context: OpContext) -> None:
 def _describe(context: OpContext) -> None:
     """Set the keys of the forward operator."""
     op = context.get_op()
-    name, library = op.__name__, library_of(op)
+    name, library = op.__name__.rpartition("::")[2], library_of(op)
     keys = _KEYS.get((library, name))
     if keys is None:
         keys = _KEYS[library, name] = _keys_of(_type_of(library, canonical(name)))
@@ -92,7 +92,7 @@ def library_of(op: Any) -> str:
     if given and isinstance(given[0], type):
         module = given[0].__module__
         return "" if module.startswith("torch.") else module
-    found = _REGISTERED.fullmatch(str(op))
+    found = _REGISTERED.fullmatch(str(getattr(op, "func", op)))
     return "" if found is None or found[1] in ("aten", "prims", "prim") else found[1]
 
 

@@ -13,11 +13,25 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 from amanda.interface.points import Point
 
 Emit = Callable[[Point], None]
+
+
+class _Thread:
+    """Stands for a thread until it ends, also for one that Python has not started: for that
+    ``threading.current_thread()`` makes an object that lasts."""
+
+
+class _Current(threading.local):
+    def __init__(self) -> None:
+        self.thread = _Thread()
+
+
+_CURRENT = _Current()
 
 
 class Iterations:
@@ -49,7 +63,7 @@ class Iterations:
         self._first_ambiguous: int | None = None
         self._evaluated = 0
         self._called: dict[str, bool] = {}
-        self._threads: set[threading.Thread] = set()
+        self._threads: set[weakref.ref[_Thread]] = set()
         self._has_modules = False
         self._will_step: bool | None = None
 
@@ -128,16 +142,16 @@ class Iterations:
 
     def _is_elsewhere(self) -> bool:
         """True if the passes of this iteration so far were in other threads."""
-        return bool(self._threads) and threading.current_thread() not in self._threads
+        return bool(self._threads) and weakref.ref(_CURRENT.thread) not in self._threads
 
     def is_shared(self) -> bool:
         """True if another thread, which has not ended, has had passes in this iteration.
 
         Called where a pass has begun in the current thread.
         """
-        self._threads.add(threading.current_thread())
+        self._threads.add(weakref.ref(_CURRENT.thread))
         # A copy: meanwhile others may be added.
-        return sum(thread.is_alive() for thread in tuple(self._threads)) > 1
+        return sum(thread() is not None for thread in tuple(self._threads)) > 1
 
     def _steps(self, will_step: Callable[[], bool]) -> bool:
         """True if an optimizer has stepped, or is to."""

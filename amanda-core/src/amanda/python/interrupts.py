@@ -109,7 +109,7 @@ def interruptible(function: Callable[..., _T], *args: Any) -> _T:
 
 def _handler() -> Handler | None:
     """The handler of interrupts, if it is one in Python and this thread may set another one."""
-    if threading.current_thread() is not threading.main_thread():
+    if threading.get_ident() != threading.main_thread().ident:
         return None
     handler: Any = signal.getsignal(signal.SIGINT)
     while isinstance(handler, _Deferral) and handler.is_over:

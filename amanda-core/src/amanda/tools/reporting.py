@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import inspect
 import itertools
 import re
@@ -30,7 +31,7 @@ import shutil
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TextIO, TypeVar
 
@@ -45,12 +46,16 @@ from amanda.python.signatures import signature_of
 from amanda.python.text import printable
 from amanda.results import Chart, Table, plural
 from amanda.scope.scope import add_not_seen
-from amanda.state import LIVE_SCOPES
+from amanda.state import LIVE_SCOPES, tool_locked
 
 if typing.TYPE_CHECKING:
     from amanda.driver import Driver
 
 OptionsT = TypeVar("OptionsT")
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_RESULTS = "result op_rows summary tables charts print_summary write_files".split()
 
 
 def type_names(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -76,8 +81,21 @@ def applies_if(what: str, holds: Callable[[Any], bool]) -> dict[str, Any]:
     return {_APPLIES: (what, holds)}
 
 
+def _alone(method: _F) -> _F:
+    """A method that reads what routines write, in any thread: it runs while none of them does."""
+
+    def read(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        found = method(*args, **kwargs)
+        return list(found) if isinstance(found, Iterator) else found
+
+    return functools.wraps(method)(lambda *args, **kwargs: tool_locked(read, args, kwargs))  # type: ignore[return-value]
+
+
 class ReportingTool(Tool, Generic[OptionsT]):
     """Base class of the tools that report a result.
+
+    Methods that give results run under the tools' lock, those of subclasses too: call them while
+    threads run the model.
 
     Attributes:
         name: the short name, as registered by the plugin.
@@ -108,6 +126,9 @@ class ReportingTool(Tool, Generic[OptionsT]):
         if "Options" in vars(cls):
             # Read by help(), editors and `amanda run`.
             cls.__signature__ = _signature(cls.Options)  # type: ignore[attr-defined]
+        for name in _RESULTS:
+            if inspect.isfunction(method := vars(cls).get(name)):
+                setattr(cls, name, _alone(method))
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -259,6 +280,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         known = self._step_figures.times_of
         return [times for number, times in known.items() if number or len(known) == 1]
 
+    @_alone
     def result(self) -> dict[str, Any]:
         """The result as plain data: the contents of ``DIR/<tool>.json``.
 
@@ -316,6 +338,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         """The charts of the page of ``amanda run --html``."""
         return ()
 
+    @_alone
     def print_summary(self, file: TextIO) -> None:
         """Print :meth:`tables` as plain text: a first screen, unless :attr:`prints_all`."""
         tables = list(self.tables())

@@ -37,7 +37,11 @@ from amanda_tensorflow.graphs.replacement_captures import ReplacementCapture, ca
 from amanda_tensorflow.graphs.replacement_gradients import leave
 from amanda_tensorflow.graphs.run_time_routines import RunTimeRoutine, is_routable
 from amanda_tensorflow.graphs.sites import ForwardState, GraphSegment, LazyAttributes, OpSite
-from amanda_tensorflow.graphs.variable_origins import ReadVariable, WriteVariable
+from amanda_tensorflow.graphs.variable_origins import (
+    ReadVariable,
+    WriteVariable,
+    variable_origin,
+)
 from amanda_tensorflow.keras_layers.module_names import is_plain_module
 from amanda_tensorflow.keras_layers.paths import LayerIds
 from amanda_tensorflow.operators.description import NamedOperator, input_names
@@ -113,7 +117,7 @@ class Instrument:
         ids = f"{site.ids}/{op.name}"
         # The gradient of its operators may be in another function, which is replayed later.
         layer_ids = LayerIds(site.path(op), site.layer_ids.counts)
-        self.ids.add_body(graph, ids, layer_ids)
+        self.ids.add_body(graph, ids, layer_ids, {})
         forward = None
         if call is not None:
             outer = site.site_of(call.forward.graph())
@@ -157,7 +161,9 @@ class Instrument:
             passed = index < len(source.outputs) and source.outputs[index] is placeholder
             if not is_loop or tensor.dtype == tf.resource or passed:
                 inner.sources[id(placeholder)] = (site, tensor)
-        self.ids.add_body(source, inner.ids, inner.layer_ids)
+        handles = {k: variable_origin(*outer, exact=True) for k, outer in inner.sources.items()}
+        known = {k: v for k, v in handles.items() if isinstance(v, _internals.EagerTensor)}
+        self.ids.add_body(source, inner.ids, inner.layer_ids, known)
         building = Building(graph, self.building.scopes, needs_gradient=True)
         building.inner_passes, building.modules = self.building.inner_passes, self.building.modules
         instrument = Instrument(self.dispatcher, building, self.ids, self.read)

@@ -81,9 +81,15 @@ class GraphIds:
         made = self._graphs[graph].layer_ids = LayerIds(base)
         return made
 
-    def add_body(self, graph: Any, ids: str, layer_ids: LayerIds) -> None:
-        """Note the ids of a vanilla body or branch, to which a gradient may refer."""
-        self._graphs[graph] = _KnownGraph(ids, layer_ids=layer_ids)
+    def add_body(
+        self, graph: Any, ids: str, layer_ids: LayerIds, captured: Mapping[int, Any]
+    ) -> None:
+        """Note the ids of a vanilla body or branch, to which a gradient may refer.
+
+        Args:
+            captured: as that of :meth:`ids_of`.
+        """
+        self._graphs[graph] = _KnownGraph(ids, captured, layer_ids)
 
     def note(self, graph: Any, op: Any, identified: IdentifiedOp) -> None:
         """Note an operator of an instrumented copy."""

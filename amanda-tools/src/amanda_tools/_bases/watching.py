@@ -236,6 +236,10 @@ class WatchingTool(PrintingTool[OptionsT]):
 
     # -- routines ---------------------------------------------------------
 
+    def is_repeated(self, place: tuple[str, str, str]) -> bool:
+        """True if an execution, by its key in :attr:`executions`, is neither counted nor seen."""
+        return False
+
     def observe(self, routine: WatchingRoutine, tensors: Sequence[Any]) -> None:
         """Instrumentation routine: add the values of one execution to the statistics."""
         for position, tensor in enumerate(tensors):
@@ -416,6 +420,8 @@ class WatchingRoutine:
     def run(self, *tensors: Any) -> None:
         """Instrumentation routine."""
         executions, place = self._tool.executions, (self.op.id, self.kind, self._name)
+        if self._tool.is_repeated(place):
+            return
         self.step = executions[place]
         executions[place] += 1
         if self.step % self._tool.options.every == 0:

@@ -14,6 +14,7 @@ from amanda.results import Table
 from amanda.tools.description import OpDescription
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.phases import other_phases
+from amanda_tools._bases.repetitions import Repetitions
 from amanda_tools._bases.watching import WatchingOptions, WatchingRoutine, WatchingTool, check_kinds
 from amanda_tools._output.units import format_short
 from amanda_tools._values.recordings import Recording
@@ -69,6 +70,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         self.files = TensorFiles(self.name, self.options.shard)
         self.described: dict[str, OpDescription] = {}
         self._beyond = 0
+        self._repetitions = Repetitions(self)
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -90,6 +92,10 @@ class DumpTool(WatchingTool[DumpOptions]):
         return super().is_selected(op) and (op.phase != "optimizer" or self.options.phases == "all")
 
     # -- taking -----------------------------------------------------------
+
+    def is_repeated(self, place: tuple[str, str, str]) -> bool:
+        """True where a checkpoint runs an operator again: it has the values of the first run."""
+        return self._repetitions.is_one(place, self.steps_overlap)
 
     def observe(self, routine: WatchingRoutine, tensors: Sequence[Any]) -> None:
         """Instrumentation routine: keep the values."""

@@ -336,8 +336,13 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         }
 
     def summary_of_steps(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the summary of steps; the option ``samples`` replaces the counted samples."""
+        """Return the summary of steps; the option ``samples`` replaces the counted samples, which
+        are not known of a step in which only modules without parameters have run."""
         found = super().summary_of_steps(rows)
+        step = found.get("per_step", {})
+        for figures in step, step.get("min", {}), step.get("max", {}):
+            for name in [name for name in ("samples", "tokens") if not figures.get(name, 1)]:
+                del figures[name]
         if self.options.samples and found.get("per_step"):
             found["per_step"] = {**found["per_step"], "samples": self.options.samples}
         return found

@@ -237,6 +237,11 @@ class PassRecorder(Tool):
         """End the current pass."""
         finished, self._pass = self._pass, None
         if finished is not None:
+            for execution in self.in_order(finished):
+                if not execution.op.runs_at_once:
+                    # Routines beside the operators of a graph run in any order.
+                    given, execution.inputs = execution.inputs, []
+                    self._connect(finished, execution, given)
             self._finished(finished)
 
     def in_order(self, run: RecordedPass) -> list[RecordedExecution]:
@@ -262,17 +267,32 @@ class PassRecorder(Tool):
         running = self._pass
         # All iterations of a loop are one pass.
         may_end = op.runs_at_once or not _BODY.search(op.node)
-        if may_end and running is not None and op.about.id in running.executions:
+        known = None if running is None else running.executions.get(op.about.id)
+        # An operator that runs at once may have the id of one in a graph.
+        if (
+            may_end
+            and known
+            and (known.op is op or op.runs_at_once is known.op.runs_at_once is True)
+        ):
             self.finish()
             running = None
         if running is None:
             running = self._pass = RecordedPass(self.labels)
         execution = RecordedExecution(op, [], [], [])
-        for link, tensor in zip(self._links(op, tensors), tensors, strict=True):
+        if op.runs_at_once:
+            self._connect(running, execution, tensors)
+        else:
+            execution.inputs = [None if tensor is None else _array(tensor) for tensor in tensors]
+        running.executions[op.about.id] = execution
+
+    def _connect(
+        self, running: RecordedPass, execution: RecordedExecution, given: Sequence[Any]
+    ) -> None:
+        """Note the inputs of an execution: tensors, in a graph their values."""
+        for link, tensor in zip(self._links(execution.op, given), given, strict=True):
             self._read(running, execution, link, tensor)
         sources = execution.data_sources()
         execution.depth = 1 + max((source.depth for source, _ in sources), default=0)
-        running.executions[op.about.id] = execution
 
     def _read(
         self,
@@ -285,7 +305,9 @@ class PassRecorder(Tool):
         position = len(execution.inputs)
         source = _source(running, execution.op, link, position)
         made = now = None if source is None else source[0].outputs[source[1]]
-        if source is None or (execution.op.runs_at_once and made is not None):
+        if not execution.op.runs_at_once:
+            now = tensor if source is None else made
+        elif source is None or made is not None:
             now = None if tensor is None else _array(tensor)
         if made is not None and now is not None and now.shape != made.shape:
             # It comes from an earlier pass, in which another operator had this id: an optimizer

@@ -65,11 +65,19 @@ def base_name(name: str) -> str:
 
 
 def name_of(func: Any) -> str:
-    """The operator's name: ``conv2d``, ``add``, ``T``, ``my_op.default``."""
+    """The operator's name: ``conv2d``, ``add``, ``T``, ``my_op.default``; ``quantized::linear``,
+    which is another operator than PyTorch's own of that name."""
     name = getattr(func, "__name__", None) or type(func).__name__
     if name == "__get__":
         return _view_property(func) or name
-    return str(name)
+    library = _internals.namespace_of(func) if _internals.is_registered(func) else "aten"
+    is_taken = library not in ("aten", "prims", "prim") and _is_of_pytorch(base_name(name))
+    return f"{library}::{name}" if is_taken else str(name)
+
+
+@functools.cache
+def _is_of_pytorch(name: str) -> bool:
+    return hasattr(torch.ops.aten, name)
 
 
 def kind_of(func: Any) -> Kind:
