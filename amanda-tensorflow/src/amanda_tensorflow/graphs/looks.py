@@ -36,6 +36,9 @@ _CHEAP = frozenset(
 )
 """Further types of which a copy takes about as long as to read the tensor."""
 
+_HELD = NOT_OPS | {"ReadVariableOp"}
+"""Types whose outputs are held in every run, by a variable or the caller."""
+
 _RESHAPING = frozenset({"Reshape", "Sum"})
 """Types that pass a tensor on where they change no shape, as in gradients of broadcasts."""
 
@@ -73,7 +76,7 @@ class Looks:
                 tensor = _source(read)
                 if self._is_between(tensor.op):
                     self._copy(tensor.op)
-                elif tensor.op.type not in _CHEAP | NOT_OPS and is_differentiable(tensor):
+                elif tensor.op.type not in _CHEAP | _HELD and is_differentiable(tensor):
                     is_apart |= self._is_term(tensor.op)
                 if (seen := self._seen(tensor)) is not read:
                     _internals.update_input(node, index, seen)

@@ -102,8 +102,8 @@ class Names:
             function: the function that runs, if known.
         """
         node = _CALL.sub("", node)
-        names = (node, _FRAME.sub("/", node), _FRAME.split(node)[-1])
-        names = tuple(self._contraction(name, kind.partition("_Fused")[2]) for name in names)
+        fused, frames = kind.partition("_Fused")[2], _FRAME.split(node)
+        names = [self._product(n, fused) for n in (node, _FRAME.sub("/", node), frames[-1])]
         keys = (key for name in names for key in (name, f"{name}:{kind}"))
         found = next((self._ops[key] for key in keys if key in self._ops), {})
         if len(found) < 2 or function is None:
@@ -117,7 +117,7 @@ class Names:
         of_label = [i for i, label in found.items() if label == function.name + number]
         return of_label or of_name or list(found)
 
-    def _contraction(self, node: str, kind: str) -> str:
+    def _product(self, node: str, kind: str) -> str:
         """The nearest node of a type that a node computes with, or the node itself.
 
         The kernel of a product with a bias and an activation, ``_FusedMatMul``, carries the name of
