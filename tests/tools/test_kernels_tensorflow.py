@@ -77,6 +77,28 @@ def test_functions(counted: bool) -> None:
     assert "EagerPyFunc" not in names
 
 
+def test_a_fused_kernel_belongs_to_its_product() -> None:
+    """It carries the name of the last operator fused; what is added behind a bias, perhaps of
+    another product, is not it."""
+    x, bias = tf.ones((2, 8, 8, 3)), tf.ones(4)
+    kernels = [tf.ones((3, 3, 3, 4)) for _ in range(2)]
+
+    @tf.function
+    def run(x: Any) -> Any:
+        with tf.name_scope("one"):
+            y = tf.nn.bias_add(tf.nn.conv2d(x, kernels[0], 1, "SAME"), bias)
+        with tf.name_scope("two"):
+            y = tf.nn.relu(y + tf.nn.conv2d(x, kernels[1], 1, "SAME"))
+        return tf.nn.relu(tf.nn.bias_add(tf.reshape(y, (-1, 4)) @ tf.ones((4, 4)), bias))
+
+    tool = applied(lambda: run(x))
+    rows = {row["id"]: [k["name"] for k in row["kernels"]] for row in tool.op_rows()}
+    assert rows["run/one/Conv2D"] == ["_FusedConv2D"]
+    assert "_FusedConv2D" not in rows["run/two/Conv2D"]
+    assert rows["run/matmul/MatMul"] == ["_FusedMatMul"]
+    assert rows["run/Relu"] == rows["run/BiasAdd"] == []
+
+
 class Heavy(amanda.Tool):
     """Runs operators of its own around every product, eagerly, traced and in Python."""
 

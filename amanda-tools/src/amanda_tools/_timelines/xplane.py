@@ -48,6 +48,8 @@ class Names:
         self._ops: dict[str, dict[str, str]] = collections.defaultdict(dict)
         self._labels: dict[str, list[str]] = collections.defaultdict(list)
         self._eager: dict[str, str] = {}
+        # Node name -> its type, and the names of the nodes that it reads.
+        self._reads: dict[str, tuple[str, list[str]]] = {}
 
     def add_eager(self, op_id: str, kind: str) -> None:
         """Note the registered type of an eager operator."""
@@ -73,7 +75,9 @@ class Names:
     def note(self, context: OpContext, op: OpDescription) -> None:
         """Note the nodes of an operator of a graph, in an analysis after it."""
         tensors = context.get_outputs() if context.is_forward() else context.get_grad_inputs()
-        nodes = {tensor.op.name for tensor in tensors or () if tensor is not None}
+        made = {tensor.op.name: tensor.op for tensor in tensors or () if tensor is not None}
+        self._reads |= {n: (o.type, [t.op.name for t in o.inputs]) for n, o in made.items()}
+        nodes = set(made)
         if context.is_forward():
             # In loops, and without outputs, its name in the graph has the node's path, with the
             # type appended where the node's name lacks it.
@@ -98,7 +102,8 @@ class Names:
             function: the function that runs, if known.
         """
         node = _CALL.sub("", node)
-        names = (node, _FRAME.sub("/", node), _FRAME.split(node)[-1])
+        fused, frames = kind.partition("_Fused")[2], _FRAME.split(node)
+        names = [self._product(n, fused) for n in (node, _FRAME.sub("/", node), frames[-1])]
         keys = (key for name in names for key in (name, f"{name}:{kind}"))
         found = next((self._ops[key] for key in keys if key in self._ops), {})
         if len(found) < 2 or function is None:
@@ -111,6 +116,24 @@ class Names:
         number = f"@{function.number}" if function.number else ""
         of_label = [i for i, label in found.items() if label == function.name + number]
         return of_label or of_name or list(found)
+
+    def _product(self, node: str, kind: str) -> str:
+        """The nearest node of a type that a node computes with, or the node itself.
+
+        The kernel of a product with a bias and an activation, ``_FusedMatMul``, carries the name of
+        the last of them.
+        """
+        waiting, seen = collections.deque([node] if kind else []), {node}
+        while waiting:
+            name = waiting.popleft()
+            found, inputs = self._reads.get(name, ("", []))
+            if found == kind:
+                return name
+            # What is added behind a bias is another tensor, perhaps also of a product.
+            biased = [n for n in inputs if self._reads.get(n, ("",))[0] == "BiasAdd"]
+            waiting += (new for new in biased or inputs if new not in seen)
+            seen.update(inputs)
+        return node
 
 
 @attrs.frozen
