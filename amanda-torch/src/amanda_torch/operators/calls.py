@@ -51,7 +51,21 @@ def items_of(value: Any) -> Iterable[Any] | None:
     return value if isinstance(value, (list, tuple)) else None
 
 
+_PLAIN = frozenset({bool, float, int, str, type(None), torch.device, torch.dtype})
+"""Types of most arguments that are no tensors."""
+
+
+def _is_plain(value: Any) -> bool:
+    """True for an argument of these types, or a list of such items, as sizes: it has no tensor."""
+    kind = type(value)
+    if kind is list or kind is tuple or kind is torch.Size:
+        return _PLAIN.issuperset(map(type, value))
+    return kind in _PLAIN
+
+
 def _has_tensor(value: Any) -> bool:
+    if _is_plain(value):
+        return False
     return any(isinstance(leaf, torch.Tensor) for leaf in leaves(value, items_of))
 
 
@@ -324,7 +338,8 @@ class FlatArguments:
             self._add_input(slot, value, (source, ()))
             return
         found: list[tuple[Any, Path]] = []
-        _expand(value, (), found)
+        if not _is_plain(value):
+            _expand(value, (), found)
         for tensor, path in found:
             self._add_input(slot, tensor, (source, path))
         if found:
