@@ -49,7 +49,7 @@ class Building:
         anchors: the operators that a node without inputs waits for.
         controls: nodes without outputs that the next operator has to wait for.
         late: by ``id`` of a tensor, nodes without outputs that its readers have to wait for.
-        looks: the names of those among them that only look at tensors. What computes with the
+        looks: the names of those among them that only look at gradients. What computes with the
             tensor does not wait for them, so that TensorFlow's optimizers may rewrite it; what
             reads its results does in turn: an operator with state, or the end of the function.
         template: for the replacement that is inserted next, a tensor of the type of each
@@ -69,8 +69,6 @@ class Building:
         may_change: whether a routine may have changed an input or output of a forward operator.
         is_replaced: whether an operator was replaced, perhaps by one with another shape.
         has_python: whether any inserted node calls Python.
-        is_apart: whether TensorFlow may round otherwise than in the vanilla graph, as it can not
-            combine all operators that it combines there.
         routines: the nodes that do.
         runs_once: whether each operator runs at most once in a run of the graph, so that counters
             need no nodes.
@@ -99,7 +97,6 @@ class Building:
     may_change: bool = False
     is_replaced: bool = False
     has_python: bool = False
-    is_apart: bool = False
     routines: list[Releasable] = attrs.field(factory=list)
     runs_once: bool = False
     counts: list[tuple[Counter, Any]] = attrs.field(factory=list)
@@ -140,7 +137,6 @@ class Building:
         self.may_change |= inner.may_change
         self.is_replaced |= inner.is_replaced
         self.has_python |= inner.has_python
-        self.is_apart |= inner.is_apart
         self.tells_modules |= inner.tells_modules
         self.routines += inner.routines
 
@@ -206,11 +202,6 @@ class Building:
         for node in nodes:
             (looks if computes and node.name in self.looks else hard).append(node)
         return hard, looks
-
-    def looking(self) -> dict[str, Any]:
-        """The inserted nodes of the graph, by name, that call Python and return nothing."""
-        found = [getattr(node, "op", None) for node in self.routines]
-        return {op.name: op for op in found if op and op.graph is self.graph and not op.outputs}
 
     def earlier(self) -> list[Any]:
         """The nodes without outputs of earlier routines at this point (contract rule 9)."""

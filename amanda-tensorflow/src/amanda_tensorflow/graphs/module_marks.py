@@ -1,9 +1,8 @@
 """Marks at the calls of modules in a copy: nodes where each of them is entered and left.
 
 The marks of a graph form a chain in the order in which the program has made its calls. The
-operators of a module with state, among them nodes that call Python, wait for the mark at its entry,
-and the mark at its exit waits for them; what only computes may be optimized. A mark waits for no
-operator that does not run without it::
+operators of a module wait for the mark at its entry, and the mark at its exit waits for them;
+others wait for nothing. A mark waits for no operator that does not run without it::
 
     marks = ModuleMarks(building, boundaries)
     last = marks.add(site, roots)           # runs after all others; None where there is none
@@ -230,15 +229,15 @@ class _Chain:
     def enter(self, called: _CallOfModule, inputs: Sequence[Any]) -> None:
         """Add the mark before the operators of a call."""
         self._mark(called, False, inputs, [])
-        stateful = {op.name: op for op in called.ops if _internals.is_stateful(op)}
-        for op in stateful.values():
-            if stateful.keys().isdisjoint(sources(op)):
+        own = {op.name for op in called.ops}
+        for op in called.ops:
+            if own.isdisjoint(sources(op)):
                 _internals.add_control_input(op, self.last)
 
     def leave(self, called: _CallOfModule, outputs: Sequence[Any]) -> None:
         """Add the mark behind the operators of a call."""
         read = {name for op in called.ops for name in sources(op)}
-        last = [op for op in called.ops if op.name not in read and _internals.is_stateful(op)]
+        last = [op for op in called.ops if op.name not in read]
         self._mark(called, True, outputs, [end for op in last for end in self._ends.of(op)])
 
     def run(self, op: Any) -> None:

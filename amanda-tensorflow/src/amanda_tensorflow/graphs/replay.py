@@ -32,7 +32,6 @@ from amanda_tensorflow.graphs.executions import count_runs, counts_statically, m
 from amanda_tensorflow.graphs.frames import ENTRIES, run_in_order
 from amanda_tensorflow.graphs.gradient_order import is_sum, note_loop, vanilla_order
 from amanda_tensorflow.graphs.instrument import Instrument, separate
-from amanda_tensorflow.graphs.looks import Looks
 from amanda_tensorflow.graphs.marks import Marks
 from amanda_tensorflow.graphs.model_inputs import ModelInputs
 from amanda_tensorflow.graphs.module_marks import ModuleMarks
@@ -106,7 +105,6 @@ class Replay:
         elif self._model is not None:
             self._model.look(site)
         graph.control_outputs = list(dict.fromkeys(ends))
-        building.is_apart |= Looks(graph, building.looking()).read_copies()
         graph.structured_outputs = source.structured_outputs
         graph.structured_input_signature = source.structured_input_signature
         _internals.share_variables(source, graph)

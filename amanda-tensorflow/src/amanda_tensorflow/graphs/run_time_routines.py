@@ -33,6 +33,7 @@ from amanda_tensorflow.operators.types import UNROUTABLE, is_differentiable
 STRAIGHT_THROUGH = "AmandaStraightThrough"
 PASSING = "AmandaPassingRoutine"
 DIFFERENTIABLE = "AmandaDifferentiableRoutine"
+_OF_GRADIENTS = frozenset({ActionKind.BEFORE_BACKWARD_OP, ActionKind.AFTER_BACKWARD_OP})
 _SWITCHES = frozenset({"Switch", "RefSwitch", "Enter", "RefEnter", "Merge", "RefMerge"})
 """Operators of TensorFlow 1 whose outputs may be dead: a node that only waits for such an operator
 runs in every case, one that reads an output runs only where the output is alive."""
@@ -322,17 +323,15 @@ class RunTimeRoutine(PythonNode):
         if not inputs:
             inputs, anchors = self._anchors(building, values)
         self._anchored = len(inputs) - len(self._positions) - len(self._keywords)
-        before = [*inputs, *(tensor for op in anchors for tensor in op.outputs)]
-        waits = [*anchors, *building.earlier(), *building.late_nodes(before)]
+        waits = [*anchors, *building.earlier(), *building.late_nodes(inputs)]
         gradient = DIFFERENTIABLE if self._outlives else PASSING
         with tf.control_dependencies(waits) if waits else nullcontext():
             outputs = self.insert(inputs, types, shapes, gradient)
         self._forget_symbols()
-        if outputs:
-            building.is_apart = True
-        else:
+        if not outputs:
             building.controls.append(self.op)
-            if self._positions and building.runs_once and not building.takes_feeds:
+            is_of_gradients = self._action.kind in _OF_GRADIENTS
+            if is_of_gradients and self._positions and not building.takes_feeds:
                 building.looks.add(self.op.name)
         return outputs
 

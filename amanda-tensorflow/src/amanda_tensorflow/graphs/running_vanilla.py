@@ -38,7 +38,7 @@ class Attempt:
 @contextmanager
 def falling_back(dispatcher: Dispatcher, building: Building, name: str) -> Iterator[Attempt]:
     """Within it, a copy is made; if that fails for no fault of a tool, a warning says so. Of one
-    that TensorFlow can not optimize as the vanilla graph the last line says that bits may differ.
+    with nodes that call Python the last line says that its last bits may differ.
 
     Args:
         building: the copy. Where an operator of it was replaced, the failure may be the
@@ -48,7 +48,7 @@ def falling_back(dispatcher: Dispatcher, building: Building, name: str) -> Itera
     attempt = Attempt()
     try:
         yield attempt
-        if building.is_apart or (building.has_python and building.takes_feeds):
+        if building.has_python:
             dispatcher.note_compiled(name, _WITH_PYTHON)
     except Exception as error:
         interrupt = _interrupt_behind(error)

@@ -61,7 +61,6 @@ def refuse_compiled_only(graph: Any, building: Building) -> None:
         CapabilityError: likewise, and a tool replaces an operator.
     """
     kind = compiled_only(graph)
-    building.is_apart = True
     if kind:
         error = CapabilityError if building.is_replaced else NotInstrumentableError
         raise error(
