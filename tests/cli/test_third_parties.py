@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import signal
 import textwrap
@@ -331,14 +332,14 @@ def amanda_record_graph(tools):
 
 
 @pytest.mark.parametrize("tool", ["prune", "quantize"])
-def test_a_tool_refuses_a_framework_that_it_cannot_compute_with(
+def test_a_tool_skips_tensors_that_it_cannot_compute_with(
     tool: str, amanda: Command, tmp_path: Path
 ) -> None:
-    """In one line, and with status 2."""
+    """With the reason; the program goes on."""
     (tmp_path / "program.py").write_text(
         "import minigrad as mg\nmg.linear(mg.MiniTensor([[1.0]]), mg.MiniParameter([[1.0]]))\n"
     )
     run = amanda("run", "-t", tool, "program.py")
-    assert run.returncode == 2
-    assert run.stderr.count("\n") == 1
-    assert "cannot compute with minigrad.MiniTensor; they know the tensors of torch" in run.stderr
+    assert (run.returncode, run.stderr) == (0, "")
+    reason = r"is of (minigrad\.)?Mini(Tensor|Parameter), which is no array"
+    assert re.search(reason, " ".join(run.stdout.split()))
