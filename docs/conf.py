@@ -26,7 +26,8 @@ root_doc = "docs/index"
 include_patterns = [
     *("*.md", "docs/*.md", "docs/*/*.md"),
     *("amanda-*/*.md", "amanda-*/docs/*.md", "amanda-*/docs/*/*.md", "amanda-*/accel/*.md"),
-    *("amanda-core/templates/*/README.md", "tests/packaging/autograd_driver/README.md"),
+    *("amanda-core/templates/*/README.md", "amanda-core/examples/*/README.md"),
+    "tests/packaging/autograd_driver/README.md",
 ]
 
 myst_enable_extensions = ["colon_fence"]
