@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,10 @@ _REGISTERED = re.compile(r"(\w+)\.\w+(\.\w+)?")
 """The text of an operator of ``torch.ops``, or of one of its overloads: ``aten.add.Tensor``."""
 
 
+_OF_PYTHON = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.FunctionType})
+"""Types of functions that are no operators of ``torch.ops``."""
+
+
 def library_of(op: Any) -> str:
     """The namespace of an operator of ``torch.ops``, the module of an ``autograd.Function``; "" for
     PyTorch's own operators."""
@@ -92,7 +97,11 @@ def library_of(op: Any) -> str:
     if given and isinstance(given[0], type):
         module = given[0].__module__
         return "" if module.startswith("torch.") else module
-    found = _REGISTERED.fullmatch(str(getattr(op, "func", op)))
+    func = getattr(op, "func", op)
+    if type(func) in _OF_PYTHON:
+        # Most operators; the text of an object takes longer.
+        return ""
+    found = _REGISTERED.fullmatch(str(func))
     return "" if found is None or found[1] in ("aten", "prims", "prim") else found[1]
 
 

@@ -72,11 +72,15 @@ def converted(
 
 def plain(value: Any) -> Any:
     """Convert an argument to plain data, which keeps no object of the program alive."""
-    return converted(value, _plain_leaf)
+    # Most values need no conversion.
+    return value if type(value) in _SCALARS else converted(value, _plain_leaf)
+
+
+_SCALARS = frozenset(SCALARS)
 
 
 def _plain_leaf(value: Any) -> Any:
-    if isinstance(value, SCALARS) and type(value).__module__ == "builtins":
+    if type(value) in _SCALARS:
         return value
     name = getattr(value, "__qualname__", None)
     return name if isinstance(name, str) else short_text(value)

@@ -256,6 +256,9 @@ def _weak(value: Any) -> Any:
     An ``autograd.Function`` that is defined in a function leads to models and tensors, which tools
     must not keep alive.
     """
+    # For each operator that is traced: most arguments are tensors, which are empty here, or plain.
+    if value is _EMPTY or type(value) in _PLAIN:
+        return value
     if _is_of_one(value):
         return functools.partial(value.func, _weak(value.args[0]))
     return _Weak(value) if isinstance(value, _OF_PROGRAMS) else value
