@@ -1,0 +1,152 @@
+"""The private symbols of JAX and Flax that the driver needs, seen in JAX 0.10.2, Flax 0.12.8.
+
+Every operator ends in ``Primitive.bind_with_trace(trace, ...)``. A trace computes values, or stages
+them out for a compiler, or transforms: then it has a parent, and its values are in boxes (tracers).
+A jitted function is compiled code behind a cache in C++, whose misses come to Python.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+from jax._src import core, custom_derivatives, pjit, source_info_util
+from jax._src.interpreters import ad, batching
+
+LIBRARY = os.path.dirname(jax.__file__) + os.sep
+
+DIFFERENTIATING = (ad.LinearizeTrace, ad.JVPTrace)
+_BOXES = (ad.LinearizeTracer, ad.JVPTracer)
+
+NamedScope = source_info_util.ExtendNameStackContextManager
+"""What ``jax.named_scope`` returns."""
+
+UNUSED = custom_derivatives.SymbolicZero
+"""The type of a gradient that does not exist, in the rule of a ``jax.custom_vjp``."""
+
+IS_OPEN = core.config_ext.Config("amanda_scope", False, include_in_jit_key=True)
+"""A part of the key of that cache: while it is set no function is found there."""
+
+NEEDED = {
+    core: ("Primitive", "EvalTrace", "Tracer", "eval_trace", "set_current_trace", "trace_ctx"),
+    core.Primitive: ("bind_with_trace",),
+    pjit: ("_infer_params", "_run_python_pjit", "PjitParams"),
+    source_info_util: ("ExtendNameStackContextManager",),
+    ad: (*(kind.__name__ for kind in (*DIFFERENTIATING, *_BOXES)), "Zero", "backward_pass3"),
+    batching: ("BatchTrace", "BatchTracer"),
+}
+
+
+def problems() -> list[str]:
+    """The symbols that this JAX lacks."""
+    lacks = [(owner, n) for owner, names in NEEDED.items() for n in names if not hasattr(owner, n)]
+    return [f"{owner.__name__} has no {name}" for owner, name in lacks]
+
+
+class Inferred(pjit.PjitParams):
+    """How a jitted function is called, with what ``jax.jit`` was told."""
+
+    info: Any
+
+
+def current_trace() -> Any:
+    """The trace that operators run under."""
+    return core.trace_ctx.trace
+
+
+def under(trace: Any) -> AbstractContextManager[Any]:
+    """Within it, operators run under a trace."""
+    manager: AbstractContextManager[Any] = core.set_current_trace(trace)
+    return manager
+
+
+def evaluating() -> AbstractContextManager[Any]:
+    """Within it, operators compute values."""
+    return under(core.eval_trace)
+
+
+def stack(trace: Any) -> Iterator[Any]:
+    """A trace and those below it."""
+    while trace is not None:
+        yield trace
+        trace = getattr(trace, "parent_trace", None)
+
+
+def evaluates(trace: Any) -> bool:
+    """True if a trace computes values, and stages nothing out."""
+    *above, last = stack(trace)
+    return isinstance(last, core.EvalTrace) and all(
+        isinstance(t, (*DIFFERENTIATING, batching.BatchTrace)) for t in above
+    )
+
+
+def depth(tracer: Any) -> int:
+    """The number of transformations below a tracer."""
+    return sum(1 for _ in stack(tracer._trace))
+
+
+def own_trace(trace: Any, args: Sequence[Any]) -> Any:
+    """The trace that computes with these arguments: one that has a tracer among them."""
+    for found in stack(trace):
+        if not isinstance(found, DIFFERENTIATING):
+            break
+        traces = [x._trace for x in args if isinstance(x, core.Tracer)]
+        if any(t is found or getattr(t, "tag", t) is found.tag for t in traces):
+            break
+    return found
+
+
+def _inner(tensor: Any) -> Any:
+    """What a box holds; None for an array."""
+    if isinstance(tensor, _BOXES):
+        return tensor.primal
+    return tensor.val if isinstance(tensor, batching.BatchTracer) else None
+
+
+def lowered(tensor: Any) -> Any:
+    """A tensor without the boxes of transformations: of ``vmap``, the whole batch."""
+    while (inner := _inner(tensor)) is not None:
+        tensor = inner
+    return tensor
+
+
+def is_batched(tensor: Any) -> bool:
+    """True if ``vmap`` has hidden an axis of a tensor."""
+    while tensor is not None:
+        if isinstance(tensor, batching.BatchTracer):
+            return True
+        tensor = _inner(tensor)
+    return False
+
+
+def boxed_as(old: Any, value: Any) -> Any:
+    """A value in the boxes that `old` has: its gradient is that of `old`."""
+    if isinstance(old, _BOXES):
+        return type(old)(old._trace, boxed_as(old.primal, value), old.tangent)
+    if isinstance(old, batching.BatchTracer):
+        value = boxed_as(old.val, value)
+        return batching.BatchTracer(old._trace, value, old.batch_dim, old.source_info)
+    return value
+
+
+def is_differentiated(tensor: Any) -> bool:
+    """True if operators on a tensor are recorded for a backward pass."""
+    return isinstance(tensor, ad.LinearizeTracer)
+
+
+def is_leaf(tensor: Any) -> bool:
+    """True if the program differentiates by a tensor."""
+    return is_differentiated(tensor) and getattr(tensor.tangent, "parent", tensor) is None
+
+
+def zero_of(tensor: Any) -> Any:
+    """The gradient of a tensor that has none."""
+    return ad.Zero(core.typeof(tensor).to_ct_aval())
+
+
+def is_of_jax(jaxpr: Any) -> bool:
+    """True if the function that a jaxpr was made of is JAX's own."""
+    return f" at {LIBRARY}" in str(jaxpr.debug_info.func_src_info)

@@ -1,0 +1,403 @@
+"""The driver: what of JAX is replaced, and how values are differentiated."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from amanda.driver import NamedOp, Namespace, PatchSet
+from amanda.errors import CoverageWarning
+
+from amanda_jax import _internals as internals
+from amanda_jax._internals import current_trace, evaluates, is_batched, is_differentiated, lowered
+from amanda_jax.inside import INSIDE
+from amanda_jax.modules import Modules
+from amanda_jax.plugin import ATTACHED, JaxDriver
+
+NO_OPERATORS = frozenset(
+    "copy copy_p device_put stage pvary random_seed random_wrap random_unwrap".split()
+)
+"""Primitives that compute nothing."""
+
+LINEAR = ("custom_lin", "add_any", "mul_any", "zeros_like", "convert_element_type")
+"""What a backward pass runs for an operator that has been seen, or to add up gradients."""
+
+
+class Marks(dict[int, Any]):
+    """Names of arrays, which are held weakly: they have no hash."""
+
+    def mark(self, value: Any, name: str = "") -> None:
+        """Name an array, if it has no name yet."""
+        value = lowered(value)
+        if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+            number = id(value)
+            if not self.get(number, (None, ""))[1]:
+                self[number] = weakref.ref(value, lambda _: self.pop(number, None)), name
+
+    def name(self, value: Any) -> str | None:
+        """The name of an array, "" for a marked one without; None for others."""
+        found = self.get(id(lowered(value)))
+        return None if found is None else found[1]
+
+
+class JaxEagerDriver(JaxDriver):
+    """Instruments JAX while it is attached."""
+
+    def __init__(self, dispatcher: Any) -> None:
+        super().__init__(dispatcher)
+        self.parameters, self.gradients = Marks(), Marks()
+        self._modules = Modules(self, lambda name, value: self.parameters.mark(value, name))
+        self._has_warned = False
+
+    @property
+    def namespace(self) -> Namespace:
+        """The name of the framework for mapping rules and results."""
+        return Namespace(f"jax/{'.'.join(jax.__version__.split('.')[:2])}/eager")
+
+    # -- what is patched --------------------------------------------------
+
+    def attach(self) -> None:
+        """Send the calls of jitted functions to Python, and replace what runs them."""
+        if problems := internals.problems():
+            raise ImportError(f"this JAX does not fit amanda-jax: {', '.join(problems)}")
+        internals.IS_OPEN.set_global(True)
+        super().attach()
+        ATTACHED.add(self)
+
+    def detach(self) -> None:
+        """Put everything back."""
+        ATTACHED.discard(self)
+        super().detach()
+        internals.IS_OPEN.set_global(False)
+
+    def patch(self, patches: PatchSet) -> None:
+        """Replace what binds primitives, what calls jitted functions, and the backward pass."""
+        infer = patches.wrap(internals.pjit, "_infer_params", self._inferring)
+        patches.wrap(
+            internals.pjit, "_run_python_pjit", functools.partial(self._calling_jitted, infer)
+        )
+        patches.wrap(internals.core.Primitive, "bind_with_trace", self._binding)
+        patches.wrap(jax.custom_jvp, "__call__", self._calling_custom)
+        patches.wrap(jax.custom_vjp, "__call__", self._calling_custom)
+        patches.wrap(jax.stages.Compiled, "__call__", self._calling_compiled)
+        patches.wrap(internals.ad, "backward_pass3", self._passing_backward)
+        self.patch_modules()
+
+    def patch_modules(self) -> None:
+        """See the modules of the libraries that are imported."""
+        self._modules.patch(self.patches)
+
+    # -- tensors and differentiation --------------------------------------
+
+    def is_tensor(self, value: Any) -> bool:
+        """True for an array of numbers; keys of random numbers are none."""
+        if isinstance(value, jax.Array):
+            return not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
+        return isinstance(value, np.ndarray)
+
+    def unbox(self, value: Any) -> Any:
+        """The array in a tracer."""
+        return lowered(value)
+
+    def shape_of(self, tensor: Any) -> Any:
+        """The shape of the array in a tracer."""
+        return np.shape(lowered(tensor))
+
+    @contextmanager
+    def ad_isolated(self) -> Iterator[None]:
+        """Within it, operators compute values."""
+        with internals.evaluating():
+            yield
+
+    def wants_gradient(self, tensor: Any) -> bool:
+        """True if operators on it are recorded for a backward pass."""
+        return is_differentiated(tensor)
+
+    def trains(self, module: Any) -> bool:
+        """True within a function that is differentiated."""
+        return any(isinstance(t, internals.DIFFERENTIATING) for t in _traces())
+
+    def straight_through(self, value: Any, old: Any) -> Any:
+        """`value` with the gradient of `old`, in every kind of differentiation."""
+        dtype = old.dtype
+        if value.dtype == dtype:
+            return internals.boxed_as(old, value)
+
+        def cast(gradients: Sequence[Any]) -> list[Any]:
+            return [None if g is None else g.astype(dtype) for g in gradients]
+
+        return self.with_vjp([value], [old], cast)[0] if is_differentiated(old) else value
+
+    def with_vjp(self, outputs: Any, inputs: Any, vjp: Callable[..., Any]) -> list[Any]:
+        """Tensors like `outputs` whose gradients go through `vjp` to `inputs`."""
+        trace = max(inputs, key=internals.depth)._trace
+        values = [x.primal if getattr(x, "_trace", None) is trace else x for x in outputs]
+
+        @jax.custom_vjp
+        def passing(*inputs: Any) -> Any:
+            return values
+
+        def backward(_: Any, gradients: Any) -> Any:
+            gradients = [None if isinstance(g, internals.UNUSED) else g for g in gradients]
+            return tuple(vjp(gradients))
+
+        passing.defvjp(lambda *inputs: (values, None), backward, symbolic_zeros=True)
+        with self.vanilla(), internals.under(trace):
+            return list(passing(*inputs))
+
+    def differentiate(self, function: Any, inputs: Any) -> Any:
+        """The outputs of a function without the innermost box, and its vector-Jacobian product."""
+        trace = max(filter(is_differentiated, inputs), key=internals.depth)._trace
+        count = len(inputs)
+        places = [i for i, x in enumerate(inputs) if getattr(x, "_trace", None) is trace]
+
+        def called(*values: Any) -> list[Any]:
+            given = list(inputs)
+            for place, value in zip(places, values, strict=True):
+                given[place] = value
+            return list(function(given))
+
+        with internals.under(trace.parent_trace):
+            outputs, pull = jax.vjp(called, *[inputs[i].primal for i in places])
+        zeros = [internals.zero_of(output) for output in outputs]
+
+        def vjp(gradients: Any) -> Any:
+            given = [z if g is None else g for z, g in zip(zeros, gradients, strict=True)]
+            found = [None] * count
+            for place, gradient in zip(places, pull(given), strict=True):
+                found[place] = gradient
+            return found
+
+        return outputs, vjp
+
+    # -- parameters and phases --------------------------------------------
+
+    def current_value(self, tensor: Any) -> Any:
+        """The value of a parameter of a module, and of what the program differentiates by."""
+        return None if self.parameters.name(tensor) is None else lowered(tensor)
+
+    def parameter_name(self, tensor: Any) -> str | None:
+        """The path of a parameter of a module."""
+        return self.parameters.name(tensor) or None
+
+    def phase_outside(self, inputs: Any) -> Any:
+        """What computes with gradients, outside of a differentiated function, optimizes."""
+        is_step = not self.trains(None) and any(
+            self.gradients.name(tensor) is not None for tensor in inputs
+        )
+        return "optimizer" if is_step else "forward"
+
+    def _run(self, name: str, signature: Any, args: Any, kwargs: Any, function: Any) -> Any:
+        """Run an operator, and note what comes of parameters and gradients."""
+        tensors = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, jax.Array)]
+        for tensor in tensors:
+            if internals.is_leaf(tensor):
+                self.parameters.mark(tensor)
+        result = self.run_operator(NamedOp(name), name, signature, args, kwargs, function)
+        if any(self.gradients.name(x) is not None for x in tensors):
+            names = [n for x in tensors if (n := self.parameters.name(x)) is not None]
+            for value in jax.tree.leaves(result):
+                if names:
+                    self.parameters.mark(value, names[0])
+                else:
+                    self.gradients.mark(value)
+        return result
+
+    # -- primitives -------------------------------------------------------
+
+    def _binding(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        def bind_with_trace(
+            primitive: Any, trace: Any, args: Any, avals: Any, params: dict[str, Any], /
+        ) -> Any:
+            name = primitive.name
+            if (
+                not self.is_active
+                or name in NO_OPERATORS
+                or not evaluates(trace)
+                or any(map(is_batched, args))
+            ):
+                return vanilla(primitive, trace, args, avals, params)
+            trace = internals.own_trace(trace, args)
+            with internals.under(trace):
+                is_own = name == "jit" and internals.is_of_jax(params["jaxpr"].jaxpr)
+                if name in INSIDE and not is_own:
+                    self._warn_once()
+                    return INSIDE[name](args, params, self.vanilla)
+                return self._operator(vanilla, primitive, args, avals, params)
+
+        return bind_with_trace
+
+    def _operator(
+        self, vanilla: Callable[..., Any], primitive: Any, args: Any, avals: Any, params: Any
+    ) -> Any:
+        name, shown = primitive.name, params
+        if name == "jit":
+            name, shown = params["name"].strip("_"), {}
+            told = params["jaxpr"].jaxpr.debug_info.arg_names or ()
+            declared = _signature([path.split("[")[0] for path in told], len(args), ())
+        else:
+            declared = _declared(name, len(args), tuple(shown))
+        dtypes = [aval.dtype for aval in avals]
+
+        def function(*args: Any, **attributes: Any) -> Any:
+            given = [_cast(x, dtype) for x, dtype in zip(args, dtypes, strict=True)]
+            trace = current_trace()
+            with internals.evaluating():
+                found = [jax.typeof(x) for x in given]
+                result = vanilla(primitive, trace, given, found, params)
+            return result[0] if primitive.multiple_results and len(result) == 1 else result
+
+        tensors = [p.name for p in declared.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+        signature = self.signature((name, declared), tensors, declared)
+        result = self._run(name, signature, args, shown, function)
+        is_list = isinstance(result, (list, tuple))
+        return [result] if primitive.multiple_results and not is_list else result
+
+    # -- functions --------------------------------------------------------
+
+    def _calling_custom(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        def call(custom: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._takes(jax.tree.leaves((args, kwargs))):
+                return vanilla(custom, *args, **kwargs)
+            signature = self.signature(custom, known=custom.fun)
+            function = functools.partial(vanilla, custom)
+            return self._run(custom.__name__.strip("_"), signature, args, kwargs, function)
+
+        return call
+
+    def _takes(self, leaves: Sequence[Any]) -> bool:
+        """True if a function of these arguments is an operator."""
+        return (
+            self.is_active and evaluates(current_trace()) and not any(map(is_batched, leaves))
+        )
+
+    def _inferring(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        def infer(function: Any, info: Any, args: Any, kwargs: Any) -> Any:
+            inferred, flat = vanilla(function, info, args, kwargs)
+            inferred = internals.Inferred(*inferred)
+            inferred.info = info
+            return inferred, flat
+
+        return infer
+
+    def _calling_jitted(
+        self, infer: Callable[..., Any], vanilla: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        def run(inferred: Any, flat: Any, function: Any, args: Any, kwargs: Any) -> Any:
+            if getattr(function, "_apply_primitive", False):
+                return vanilla(inferred, flat, function, args, kwargs)
+            info, jaxpr = getattr(inferred, "info", None), inferred.params["jaxpr"]
+            is_own = internals.is_of_jax(jaxpr.jaxpr)
+            if info is None or not self._takes(flat if is_own else ()):
+                # No executable: the cache in C++ would keep it.
+                found = vanilla(inferred, flat, function, args, kwargs)
+                return (*found[:5], None, *found[6:])
+            if is_own:
+
+                def called(*args: Any, **kwargs: Any) -> Any:
+                    return vanilla(*infer(function, info, args, kwargs), function, args, kwargs)[0]
+
+                name = function.__name__.strip("_")
+                result = self._run(name, self.signature(function), args, kwargs, called)
+            else:
+                self._warn_once()
+                result = self._unjitted(info, function, args, kwargs)
+            return result, None, inferred.out_tree, flat, jaxpr, None, None, ()
+
+        return run
+
+    def _unjitted(self, info: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        """Call a jitted function of the program with arrays, as ``jax.jit`` does."""
+        count = len(args)
+        static = {number % count for number in info.static_argnums if -count <= number < count}
+        with self.vanilla():
+            args = [x if i in static else jax.tree.map(_array, x) for i, x in enumerate(args)]
+            kwargs = {
+                name: x if name in info.static_argnames else jax.tree.map(_array, x)
+                for name, x in kwargs.items()
+            }
+        result = function(*args, **kwargs)
+        with self.vanilla():
+            return jax.tree.map(_array, result)
+
+    def _warn_once(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "jitted functions and control flow of the program run operator by operator under "
+                "a tool: slower, and with results equal within rounding",
+                CoverageWarning,
+                stacklevel=5,
+            )
+
+    def _calling_compiled(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(vanilla)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.is_active:
+                self.dispatcher.not_seen("calls of functions that were compiled ahead of time")
+            return vanilla(*args, **kwargs)
+
+        return call
+
+    def _passing_backward(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        def backward_pass(jaxpr: Any, stack: Any, consts: Any, inputs: Any, given: Any) -> Any:
+            if not self.is_active:
+                return vanilla(jaxpr, stack, consts, inputs, given)
+            for equation in jaxpr.eqns:
+                if equation.primitive.name not in LINEAR:
+                    self.count_unclaimed()
+            # Within the function of an outer differentiation the program goes on.
+            with self.backward_pass(continues=self.trains(None)):
+                vanilla(jaxpr, stack, consts, inputs, given)
+            for accumulated in inputs:
+                self.gradients.mark(getattr(accumulated, "val", None))
+
+        return backward_pass
+
+
+def _traces() -> Iterator[Any]:
+    return internals.stack(current_trace())
+
+
+@functools.cache
+def _declared(primitive: str, count: int, attributes: tuple[str, ...]) -> inspect.Signature:
+    """The parameters of a primitive, with the names that they have in ``jax.lax``."""
+    try:
+        found = inspect.signature(getattr(jax.lax, primitive)).parameters.values()
+    except (AttributeError, TypeError, ValueError):
+        found = ()
+    names = [p.name for p in found if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return _signature([n for n in names if n not in attributes][:count], count, attributes)
+
+
+def _signature(
+    names: Sequence[str], count: int, attributes: Sequence[str]
+) -> inspect.Signature:
+    """Tensors by position, and attributes by keyword."""
+    kinds = inspect.Parameter
+    if len(set(names)) == count:
+        positional = [kinds(name, kinds.POSITIONAL_ONLY) for name in names]
+    else:
+        rest = names[0] if len(set(names)) == 1 else "operands"
+        positional = [kinds(rest, kinds.VAR_POSITIONAL)]
+    return inspect.Signature(
+        positional + [kinds(name, kinds.KEYWORD_ONLY) for name in attributes]
+    )
+
+
+def _cast(tensor: Any, dtype: Any) -> Any:
+    """A tensor in the type that an operator was called with."""
+    is_other = getattr(tensor, "dtype", dtype) != dtype
+    return jax.lax.convert_element_type(tensor, dtype) if is_other else tensor
+
+
+def _array(value: Any) -> Any:
+    return value if isinstance(value, jax.Array) else jnp.asarray(value)
