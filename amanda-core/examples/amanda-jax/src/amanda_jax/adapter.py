@@ -28,6 +28,8 @@ class Jax(FunctionalFramework):
     }
     accumulation = ""
     has_parameters = False
+    # Dead weak references, one for each vector-Jacobian product, also without Amanda.
+    kept_objects = 1
     # JAX has threads of its own.
     forks = False
     watched = (jax, jax.custom_jvp, jax.custom_vjp, jax.stages.Compiled, jax.extend.core.Primitive)
@@ -97,14 +99,24 @@ class Jax(FunctionalFramework):
         return "twice", twice
 
     def model(self, weight: Any, calls: int = 1) -> Build:
-        weights = self.tensor(weight), self.tensor(weight)
+        import equinox
 
-        def forward(x: Any) -> Any:
-            with jax.named_scope("Model"):
+        linear, value = self.linear, self.tensor(weight)
+
+        class Layer(equinox.Module):  # type: ignore[misc]
+            weight: Any
+
+            def __call__(self, x: Any) -> Any:
+                return linear(x, self.weight)
+
+        class Model(equinox.Module):  # type: ignore[misc]
+            first: Layer
+            second: Layer
+
+            def __call__(self, x: Any) -> Any:
                 for _ in range(calls):
-                    for name, value in zip(("first", "second"), weights, strict=True):
-                        with jax.named_scope(name):
-                            x = self.linear(x, value)
-            return x
+                    x = self.second(self.first(x))
+                return x
 
-        return forward
+        model: Build = Model(Layer(value + 0), Layer(value + 0))
+        return model

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ from amanda.errors import CoverageWarning
 from amanda_jax import _internals as internals
 from amanda_jax._internals import current_trace, evaluates, is_batched, is_differentiated, lowered
 from amanda_jax.inside import INSIDE
+from amanda_jax.marks import Marks
 from amanda_jax.modules import Modules
 from amanda_jax.plugin import ATTACHED, JaxDriver
 
@@ -31,30 +31,13 @@ LINEAR = ("custom_lin", "add_any", "mul_any", "zeros_like", "convert_element_typ
 """What a backward pass runs for an operator that has been seen, or to add up gradients."""
 
 
-class Marks(dict[int, Any]):
-    """Names of arrays, which are held weakly: they have no hash."""
-
-    def mark(self, value: Any, name: str = "") -> None:
-        """Name an array, if it has no name yet."""
-        value = lowered(value)
-        if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
-            number = id(value)
-            if not self.get(number, (None, ""))[1]:
-                self[number] = weakref.ref(value, lambda _: self.pop(number, None)), name
-
-    def name(self, value: Any) -> str | None:
-        """The name of an array, "" for a marked one without; None for others."""
-        found = self.get(id(lowered(value)))
-        return None if found is None else found[1]
-
-
 class JaxEagerDriver(JaxDriver):
     """Instruments JAX while it is attached."""
 
     def __init__(self, dispatcher: Any) -> None:
         super().__init__(dispatcher)
         self.parameters, self.gradients = Marks(), Marks()
-        self._modules = Modules(self, lambda name, value: self.parameters.mark(value, name))
+        self._modules = Modules(self, self.parameters)
         self._has_warned = False
 
     @property
@@ -202,12 +185,13 @@ class JaxEagerDriver(JaxDriver):
             if internals.is_leaf(tensor):
                 self.parameters.mark(tensor)
         result = self.run_operator(NamedOp(name), name, signature, args, kwargs, function)
-        if any(self.gradients.name(x) is not None for x in tensors):
-            names = [n for x in tensors if (n := self.parameters.name(x)) is not None]
-            for value in jax.tree.leaves(result):
-                if names:
-                    self.parameters.mark(value, names[0])
-                else:
+        is_step = any(self.gradients.name(tensor) is not None for tensor in tensors)
+        if is_step or not self.thread.modules:
+            names = {self.shape_of(x): n for x in tensors if (n := self.parameters.name(x))}
+            for value in filter(self.is_tensor, jax.tree.leaves(result)):
+                if name := names.get(self.shape_of(value)):
+                    self.parameters.mark(value, name)
+                elif is_step:
                     self.gradients.mark(value)
         return result
 

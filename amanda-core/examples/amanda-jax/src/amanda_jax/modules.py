@@ -1,11 +1,12 @@
 """Modules: ``jax.named_scope``, and the calls of modules of Flax and Equinox.
 
-JAX's transformations copy modules of Equinox and ``flax.nnx``. Ids need an object that stays: a
-:class:`Place` for each path in a model of each name.
+JAX's transformations and optimizers copy modules. Ids need an object that stays: a :class:`Place`
+for each path in a model. A model is known by its parameters, and by what was made of these.
 """
 
 from __future__ import annotations
 
+import collections
 import re
 import sys
 import threading
@@ -15,10 +16,13 @@ from typing import Any
 
 import attrs
 import jax
-from amanda.driver import PatchSet
+from amanda.driver import ParameterName, PatchSet
 
 from amanda_jax._internals import NamedScope, current_trace, evaluates
+from amanda_jax.marks import Marks
 from amanda_jax.plugin import JaxDriver
+
+NOTHING: Mapping[str, Any] = {}
 
 NAME = re.compile(r"[A-Za-z_][\w.-]*")
 """The names of scopes that are modules: not those of ``jnp.einsum``, nor of layers of Equinox."""
@@ -34,11 +38,13 @@ class Running:
 
     Attributes:
         module: the module; of a named scope, the scope.
+        model: identifies the outermost one.
         path: within the outermost one.
         call: its context.
     """
 
     module: Any
+    model: str
     path: str
     call: AbstractContextManager[Any]
 
@@ -61,15 +67,17 @@ class Modules:
 
     Args:
         driver: a driver of JAX.
-        note_parameter: called with the name and the array of each parameter of an outermost module.
+        parameters: gets the names of parameters.
     """
 
-    def __init__(self, driver: JaxDriver, note_parameter: Callable[[str, Any], None]) -> None:
+    def __init__(self, driver: JaxDriver, parameters: Marks) -> None:
         self._driver = driver
-        self._note_parameter = note_parameter
+        self._parameters = parameters
         self._thread = Thread()
+        self._models: collections.Counter[str] = collections.Counter()
         self._places: dict[tuple[str, str], Place] = {}
         self._patched: set[Any] = set()
+        self._bases: set[Any] = set()
 
     def patch(self, patches: PatchSet) -> None:
         """See named scopes, and the modules of the libraries that are imported."""
@@ -77,14 +85,12 @@ class Modules:
             self._patched.add(NamedScope)
             patches.wrap(NamedScope, "__enter__", self._entering)
             patches.wrap(NamedScope, "__exit__", self._exiting)
-        linen, nnx = sys.modules.get("flax.linen"), sys.modules.get("flax.nnx")
-        if linen is not None and linen.Module not in self._patched:
-            self._patched.add(linen.Module)
-            patches.wrap(linen.Module, "_call_wrapped_method", self._calling_linen)
-        for base in (getattr(nnx, "Module", None), getattr(equinox(), "Module", None)):
-            if base is not None and base not in self._patched:
-                self._patched.add(base)
-                self._patch_classes(patches, base)
+        for linen in bases("flax.linen") - self._patched:
+            self._patched.add(linen)
+            patches.wrap(linen, "_call_wrapped_method", self._calling_linen)
+        for base in bases("flax.nnx", "equinox") - self._bases:
+            self._bases.add(base)
+            self._patch_classes(patches, base)
 
     def _patch_classes(self, patches: PatchSet, base: Any) -> None:
         """See the calls of the modules of a library's classes, which may be defined later."""
@@ -118,32 +124,49 @@ class Modules:
         return self._driver.is_active and evaluates(current_trace())
 
     def _begun(
-        self, module: Any, name: str, path: str, inputs: Sequence[Any], children: Any = ()
+        self,
+        module: Any,
+        name: str,
+        path: str,
+        inputs: Sequence[Any] = (),
+        members: Mapping[str, Any] = NOTHING,
     ) -> Callable[[Any], Any]:
         """Begin the call of a module; the function that is to get its result.
 
         Args:
             name: of the module within the one that calls it.
             path: within the outermost module.
-            children: paths of the modules in an outermost one.
+            members: of an outermost module, its modules and parameters by path.
         """
-        thread = self._thread
-        root = type(thread.running[0].call.place).__name__ if thread.running else name
-        named = [(p, self._place(root, p, p)) for p in children]
-        place = self._place(root, path, name)
-        call = Call(place, self._driver.module_call(place, lambda: named, inputs))
+        running = self._thread.running
+        model = running[-1].model if running else self._model(name, members)
+        place = self._place(model, path, name)
+        inner = [(p, self._place(model, p, p)) for p, m in members.items() if not is_array(m)]
+        call = self._driver.module_call(place, lambda: inner, inputs)
         returned = call.__enter__()
-        thread.running.append(Running(module, path, call))
+        running.append(Running(module, model, path, call))
         return returned
 
-    def _ended(self, error: Any = (None, None, None)) -> None:
-        self._thread.running.pop().call.__exit__(*error)
+    def _model(self, name: str, members: Mapping[str, Any]) -> str:
+        """What identifies a model: the name of its class, with a number from the second one on."""
+        arrays = {path: value for path, value in members.items() if is_array(value)}
+        names = map(self._parameters.name, arrays.values())
+        model = next((n.model for n in names if isinstance(n, ParameterName)), None)
+        if model is None:
+            number = self._models[name] if arrays else 0
+            self._models[name] += 1
+            model = f"{name}@{number}" if number else name
+        for path, value in arrays.items():
+            self._parameters.mark(value, ParameterName(path, model))
+        return model
 
-    def _place(self, root: str, path: str, name: str) -> Place:
-        found = self._places.get((root, path))
-        if found is None:
-            found = self._places.setdefault((root, path), type(name, (Place,), {})())
-        return found
+    def _ended(self, kind: Any = None, error: Any = None, traceback: Any = None) -> None:
+        self._thread.running.pop().call.__exit__(kind, error, traceback)
+
+    def _place(self, model: str, path: str, name: str) -> Place:
+        if (model, path) not in self._places:
+            self._places[model, path] = type(name, (Place,), {})()
+        return self._places[model, path]
 
     def _below(self, name: str) -> str:
         running = self._thread.running
@@ -152,14 +175,12 @@ class Modules:
     def _is_running(self, module: Any) -> bool:
         return bool(self._thread.running) and self._thread.running[-1].module is module
 
-    def _call(
-        self, module: Any, name: str, path: str, children: Any, args: Any, call: Callable[[], Any]
-    ) -> Any:
-        returned = self._begun(module, name, path, args, children)
+    def _call(self, call: Callable[[], Any], *begun: Any) -> Any:
+        returned = self._begun(*begun)
         try:
             result = returned(call())
         except BaseException:
-            self._ended(sys.exc_info())
+            self._ended(*sys.exc_info())
             raise
         self._ended()
         return result
@@ -172,7 +193,7 @@ class Modules:
             library = str(frame.f_globals.get("__name__")).partition(".")[0]
             is_module = NAME.fullmatch(name) and not name.startswith("eqx.") and library != "flax"
             if is_module and self._sees:
-                self._begun(scope, name, self._below(name), ())
+                self._begun(scope, name, self._below(name))
             return vanilla(scope)
 
         return enter
@@ -181,7 +202,7 @@ class Modules:
         def exit(scope: Any, *error: Any) -> Any:
             vanilla(scope, *error)
             if self._is_running(scope):
-                self._ended(error)
+                self._ended(*error)
 
         return exit
 
@@ -192,16 +213,15 @@ class Modules:
             if module.scope is not None and module.is_initializing():
                 with self._driver.in_phase("setup"):
                     return vanilla(module, method, args, kwargs)
-            name, path = type(module).__name__, ""
+            name, path, found = type(module).__name__, "", {}
             if self._thread.running:
                 name = module.name or name
                 path = self._below(name)
             elif module.scope is not None:
-                for keys, value in jax.tree_util.tree_leaves_with_path(dict(module.variables)):
-                    self._note_parameter(".".join(str(key.key) for key in keys[1:]), value)
+                found = dict(members(dict(module.variables).get("params"), ""))
             inputs = [*args, *kwargs.values()]
             return self._call(
-                module, name, path, (), inputs, lambda: vanilla(module, method, args, kwargs)
+                lambda: vanilla(module, method, args, kwargs), module, name, path, inputs, found
             )
 
         return call
@@ -211,42 +231,18 @@ class Modules:
             bound = vanilla.__get__(module, type(module))
             if not self._sees or self._is_running(module):
                 return bound(*args, **kwargs)
-            name, thread = type(module).__name__, self._thread
-            children: Mapping[str, Any] = {}
+            name, thread, found = type(module).__name__, self._thread, {}
             if not thread.running:
                 found = dict(members(module, ""))
-                children = {p: m for p, m in found.items() if not is_array(m)}
-                thread.paths = {id(m): p for p, m in reversed(children.items())}
-                for path, value in found.items():
-                    if is_array(value):
-                        self._note_parameter(path, value)
+                thread.paths = {id(m): p for p, m in reversed(found.items())}
             path = thread.paths.get(id(module)) if thread.running else ""
             path = self._below(name) if path is None else path
             inputs = [*args, *kwargs.values()]
             return self._call(
-                module, name, path, children, inputs, lambda: bound(*args, **kwargs)
+                lambda: bound(*args, **kwargs), module, name, path, inputs, found
             )
 
         return call
-
-
-@attrs.frozen(eq=False)
-class Call(AbstractContextManager[Any]):
-    """The context of a module call, with the place of the module."""
-
-    place: Place
-    _context: AbstractContextManager[Any]
-
-    def __enter__(self) -> Any:
-        return self._context.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._context.__exit__(*error)
-
-
-def equinox() -> Any:
-    """Equinox, if its import has ended; None otherwise."""
-    return sys.modules.get("equinox")
 
 
 def is_array(value: Any) -> bool:
@@ -274,8 +270,12 @@ def members(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from members(inner, f"{path}.{key}".lstrip("."))
 
 
+def bases(*libraries: str) -> set[Any]:
+    """The base classes of modules in the libraries that are imported."""
+    found = [getattr(sys.modules.get(name), "Module", None) for name in libraries]
+    return {base for base in found if base is not None}
+
+
 def is_module(value: Any) -> bool:
     """True for a module of Equinox or ``flax.nnx``."""
-    nnx = sys.modules.get("flax.nnx")
-    kinds = [library.Module for library in (nnx, equinox()) if hasattr(library, "Module")]
-    return isinstance(value, tuple(kinds))
+    return isinstance(value, tuple(bases("flax.nnx", "equinox")))
