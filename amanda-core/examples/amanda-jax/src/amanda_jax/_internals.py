@@ -27,12 +27,19 @@ NamedScope = source_info_util.ExtendNameStackContextManager
 UNUSED = custom_derivatives.SymbolicZero
 """The type of a gradient that does not exist, in the rule of a ``jax.custom_vjp``."""
 
+PRIMITIVES = (
+    core.Primitive,
+    custom_derivatives.CustomJVPCallPrimitive,
+    custom_derivatives.CustomVJPCallPrimitive,
+)
+"""The classes of operators that bind in a way of their own."""
+
 IS_OPEN = core.config_ext.Config("amanda_scope", False, include_in_jit_key=True)
 """A part of the key of that cache: while it is set no function is found there."""
 
 NEEDED = {
     core: ("Primitive", "EvalTrace", "Tracer", "eval_trace", "set_current_trace", "trace_ctx"),
-    core.Primitive: ("bind_with_trace",),
+    **{kind: ("bind_with_trace",) for kind in PRIMITIVES},
     pjit: ("_infer_params", "_run_python_pjit", "PjitParams"),
     source_info_util: ("ExtendNameStackContextManager",),
     ad: (*(kind.__name__ for kind in (*DIFFERENTIATING, *_BOXES)), "Zero", "backward_pass3"),

@@ -32,7 +32,7 @@ class Jax(FunctionalFramework):
     kept_objects = 1
     # JAX has threads of its own.
     forks = False
-    watched = (jax, jax.custom_jvp, jax.custom_vjp, jax.stages.Compiled, jax.extend.core.Primitive)
+    watched = (jax, jax.stages.Compiled, jax.extend.core.Primitive)
 
     def __init__(self) -> None:
         self.key = jax.random.key(7)

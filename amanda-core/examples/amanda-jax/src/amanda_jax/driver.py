@@ -67,9 +67,8 @@ class JaxEagerDriver(JaxDriver):
         patches.wrap(
             internals.pjit, "_run_python_pjit", functools.partial(self._calling_jitted, infer)
         )
-        patches.wrap(internals.core.Primitive, "bind_with_trace", self._binding)
-        patches.wrap(jax.custom_jvp, "__call__", self._calling_custom)
-        patches.wrap(jax.custom_vjp, "__call__", self._calling_custom)
+        for kind in internals.PRIMITIVES:
+            patches.wrap(kind, "bind_with_trace", self._binding)
         patches.wrap(jax.stages.Compiled, "__call__", self._calling_compiled)
         patches.wrap(internals.ad, "backward_pass3", self._passing_backward)
         self.patch_modules()
@@ -224,11 +223,16 @@ class JaxEagerDriver(JaxDriver):
     ) -> Any:
         name, shown = primitive.name, params
         if name == "jit":
-            name, shown = params["name"].strip("_"), {}
-            told = params["jaxpr"].jaxpr.debug_info.arg_names or ()
-            declared = _signature([path.split("[")[0] for path in told], len(args), ())
+            name, shown = params["name"], {}
+            told = params["jaxpr"].jaxpr.debug_info.arg_names
+        elif "subfuns" in params:
+            # A function with a derivative of its own.
+            info, shown = params["subfuns"][0].debug_info, {}
+            name, told = info.func_name, info.arg_names
         else:
-            declared = _declared(name, len(args), tuple(shown))
+            told = _declared(name, tuple(shown))
+        declared = _signature([path.split("[")[0] for path in told or ()], len(args), tuple(shown))
+        name = name.strip("_")
         dtypes = [aval.dtype for aval in avals]
 
         def function(*args: Any, **attributes: Any) -> Any:
@@ -246,16 +250,6 @@ class JaxEagerDriver(JaxDriver):
         return [result] if primitive.multiple_results and not is_list else result
 
     # -- functions --------------------------------------------------------
-
-    def _calling_custom(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
-        def call(custom: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._takes(jax.tree.leaves((args, kwargs))):
-                return vanilla(custom, *args, **kwargs)
-            signature = self.signature(custom, known=custom.fun)
-            function = functools.partial(vanilla, custom)
-            return self._run(custom.__name__.strip("_"), signature, args, kwargs, function)
-
-        return call
 
     def _takes(self, leaves: Sequence[Any]) -> bool:
         """True if a function of these arguments is an operator."""
@@ -352,29 +346,26 @@ def _traces() -> Iterator[Any]:
 
 
 @functools.cache
-def _declared(primitive: str, count: int, attributes: tuple[str, ...]) -> inspect.Signature:
-    """The parameters of a primitive, with the names that they have in ``jax.lax``."""
+def _declared(primitive: str, attributes: tuple[str, ...]) -> list[str]:
+    """The names of the tensors that a primitive takes, as ``jax.lax`` has them."""
     try:
         found = inspect.signature(getattr(jax.lax, primitive)).parameters.values()
     except (AttributeError, TypeError, ValueError):
-        found = ()
-    names = [p.name for p in found if p.kind is p.POSITIONAL_OR_KEYWORD]
-    return _signature([n for n in names if n not in attributes][:count], count, attributes)
+        return []
+    named = [p.name for p in found if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return [name for name in named if name not in attributes]
 
 
-def _signature(
-    names: Sequence[str], count: int, attributes: Sequence[str]
-) -> inspect.Signature:
+def _signature(names: Sequence[str], count: int, attributes: Sequence[str]) -> inspect.Signature:
     """Tensors by position, and attributes by keyword."""
     kinds = inspect.Parameter
+    names = names[:count]
     if len(set(names)) == count:
-        positional = [kinds(name, kinds.POSITIONAL_ONLY) for name in names]
+        tensors = [kinds(name, kinds.POSITIONAL_ONLY) for name in names]
     else:
         rest = names[0] if len(set(names)) == 1 else "operands"
-        positional = [kinds(rest, kinds.VAR_POSITIONAL)]
-    return inspect.Signature(
-        positional + [kinds(name, kinds.KEYWORD_ONLY) for name in attributes]
-    )
+        tensors = [kinds(rest, kinds.VAR_POSITIONAL)]
+    return inspect.Signature(tensors + [kinds(name, kinds.KEYWORD_ONLY) for name in attributes])
 
 
 def _cast(tensor: Any, dtype: Any) -> Any:

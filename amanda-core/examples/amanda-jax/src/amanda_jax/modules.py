@@ -114,7 +114,9 @@ class Modules:
     def _patch_class(self, patches: PatchSet, cls: Any) -> None:
         if cls not in self._patched:
             self._patched.add(cls)
-            if "__call__" in vars(cls):
+            # Equinox's own are wrappers of functions, but for its layers.
+            library, _, rest = cls.__module__.partition(".")
+            if "__call__" in vars(cls) and (library != "equinox" or rest.startswith("nn")):
                 patches.wrap(cls, "__call__", self._calling)
 
     # -- calls ------------------------------------------------------------
