@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
-from amanda.driver import NamedOp, Namespace, PatchSet
+from amanda.driver import Namespace, PatchSet
 from amanda.errors import CoverageWarning
 
 from amanda_jax import _internals as internals
@@ -29,6 +31,20 @@ NO_OPERATORS = frozenset(
 
 LINEAR = ("custom_lin", "add_any", "mul_any", "zeros_like", "convert_element_type")
 """What a backward pass runs for an operator that has been seen, or to add up gradients."""
+
+
+@attrs.frozen
+class JaxOp:
+    """An operator: a primitive, or a function of JAX that is jitted or has its own derivative.
+
+    Attributes:
+        jaxpr: what a jitted function consists of; None for others.
+        ranks: of a primitive's inputs.
+    """
+
+    __name__: str
+    jaxpr: Any = None
+    ranks: tuple[int, ...] = ()
 
 
 class JaxEagerDriver(JaxDriver):
@@ -172,18 +188,18 @@ class JaxEagerDriver(JaxDriver):
 
     def phase_outside(self, inputs: Any) -> Any:
         """What computes with gradients, outside of a differentiated function, optimizes."""
-        is_step = not self.trains(None) and any(
-            self.gradients.name(tensor) is not None for tensor in inputs
-        )
-        return "optimizer" if is_step else "forward"
+        if self.trains(None):
+            return "forward"
+        is_step = any(self.gradients.name(tensor) is not None for tensor in inputs)
+        return "optimizer" if is_step or _in_optax() else "forward"
 
-    def _run(self, name: str, signature: Any, args: Any, kwargs: Any, function: Any) -> Any:
+    def _run(self, op: JaxOp, signature: Any, args: Any, kwargs: Any, function: Any) -> Any:
         """Run an operator, and note what comes of parameters and gradients."""
         tensors = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, jax.Array)]
         for tensor in tensors:
             if internals.is_leaf(tensor):
                 self.parameters.mark(tensor)
-        result = self.run_operator(NamedOp(name), name, signature, args, kwargs, function)
+        result = self.run_operator(op, op.__name__, signature, args, kwargs, function)
         is_step = any(self.gradients.name(tensor) is not None for tensor in tensors)
         if is_step or not self.thread.modules:
             names = {self.shape_of(x): n for x in tensors if (n := self.parameters.name(x))}
@@ -232,7 +248,11 @@ class JaxEagerDriver(JaxDriver):
         else:
             told = _declared(name, tuple(shown))
         declared = _signature([path.split("[")[0] for path in told or ()], len(args), tuple(shown))
-        name = name.strip("_")
+        op = JaxOp(
+            name.strip("_"),
+            getattr(params.get("jaxpr"), "jaxpr", None),
+            tuple(np.ndim(lowered(x)) for x in args),
+        )
         dtypes = [aval.dtype for aval in avals]
 
         def function(*args: Any, **attributes: Any) -> Any:
@@ -244,8 +264,8 @@ class JaxEagerDriver(JaxDriver):
             return result[0] if primitive.multiple_results and len(result) == 1 else result
 
         tensors = [p.name for p in declared.parameters.values() if p.kind is not p.KEYWORD_ONLY]
-        signature = self.signature((name, declared), tensors, declared)
-        result = self._run(name, signature, args, shown, function)
+        signature = self.signature((op.__name__, declared), tensors, declared)
+        result = self._run(op, signature, args, shown, function)
         is_list = isinstance(result, (list, tuple))
         return [result] if primitive.multiple_results and not is_list else result
 
@@ -283,8 +303,8 @@ class JaxEagerDriver(JaxDriver):
                 def called(*args: Any, **kwargs: Any) -> Any:
                     return vanilla(*infer(function, info, args, kwargs), function, args, kwargs)[0]
 
-                name = function.__name__.strip("_")
-                result = self._run(name, self.signature(function), args, kwargs, called)
+                op = JaxOp(function.__name__.strip("_"), jaxpr.jaxpr)
+                result = self._run(op, self.signature(function), args, kwargs, called)
             else:
                 self._warn_once()
                 result = self._unjitted(info, function, args, kwargs)
@@ -339,6 +359,17 @@ class JaxEagerDriver(JaxDriver):
                 self.gradients.mark(getattr(accumulated, "val", None))
 
         return backward_pass
+
+
+def _in_optax() -> bool:
+    """True if a function of Optax runs that is no loss."""
+    frame: Any = sys._getframe(2) if "optax" in sys.modules else None
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if name.startswith("optax."):
+            return "loss" not in name
+        frame = frame.f_back
+    return False
 
 
 def _traces() -> Iterator[Any]:
