@@ -106,6 +106,11 @@ def own_trace(trace: Any, args: Sequence[Any]) -> Any:
     return found
 
 
+def has_tangent(tensor: Any) -> bool:
+    """True if forward-mode differentiation computes a tangent beside a tensor."""
+    return isinstance(tensor, ad.JVPTracer)
+
+
 def _inner(tensor: Any) -> Any:
     """What a box holds; None for an array."""
     if isinstance(tensor, _BOXES):

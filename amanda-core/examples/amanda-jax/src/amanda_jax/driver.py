@@ -19,7 +19,7 @@ from amanda.errors import CoverageWarning
 
 from amanda_jax import _internals as internals
 from amanda_jax._internals import current_trace, evaluates, is_batched, is_differentiated, lowered
-from amanda_jax.inside import INSIDE
+from amanda_jax.inside import INSIDE, holds_operators, runs_inside
 from amanda_jax.marks import Marks
 from amanda_jax.modules import Modules
 from amanda_jax.plugin import ATTACHED, JaxDriver
@@ -28,6 +28,8 @@ NO_OPERATORS = frozenset(
     "copy copy_p device_put stage pvary random_seed random_wrap random_unwrap".split()
 )
 """Primitives that compute nothing."""
+
+CASTS = ("convert_element_type", "device_put")
 
 LINEAR = ("custom_lin", "add_any", "mul_any", "zeros_like", "convert_element_type")
 """What a backward pass runs for an operator that has been seen, or to add up gradients."""
@@ -199,7 +201,10 @@ class JaxEagerDriver(JaxDriver):
         for tensor in tensors:
             if internals.is_leaf(tensor):
                 self.parameters.mark(tensor)
+        if any(map(internals.has_tangent, tensors)):
+            self.dispatcher.not_seen("tangents of forward-mode differentiation")
         result = self.run_operator(op, op.__name__, signature, args, kwargs, function)
+        self._note_cast(op.__name__, tensors, result)
         is_step = any(self.gradients.name(tensor) is not None for tensor in tensors)
         if is_step or not self.thread.modules:
             names = {self.shape_of(x): n for x in tensors if (n := self.parameters.name(x))}
@@ -210,6 +215,13 @@ class JaxEagerDriver(JaxDriver):
                     self.gradients.mark(value)
         return result
 
+    def _note_cast(self, name: str, tensors: Sequence[Any], result: Any) -> None:
+        """A parameter in another type, or on another device, is that parameter."""
+        if name in CASTS and len(tensors) == 1:
+            for value in jax.tree.leaves(result):
+                if known := self.parameters.name(tensors[0]):
+                    self.parameters.mark(value, known)
+
     # -- primitives -------------------------------------------------------
 
     def _binding(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,19 +229,20 @@ class JaxEagerDriver(JaxDriver):
             primitive: Any, trace: Any, args: Any, avals: Any, params: dict[str, Any], /
         ) -> Any:
             name = primitive.name
-            if (
-                not self.is_active
-                or name in NO_OPERATORS
-                or not evaluates(trace)
-                or any(map(is_batched, args))
-            ):
+            if not self.is_active or not evaluates(trace) or any(map(is_batched, args)):
                 return vanilla(primitive, trace, args, avals, params)
+            if name in NO_OPERATORS or _keeps_type(name, avals, params):
+                result = vanilla(primitive, trace, args, avals, params)
+                self._note_cast(name, args, result)
+                return result
             trace = internals.own_trace(trace, args)
             with internals.under(trace):
-                is_own = name == "jit" and internals.is_of_jax(params["jaxpr"].jaxpr)
-                if name in INSIDE and not is_own:
-                    self._warn_once()
-                    return INSIDE[name](args, params, self.vanilla)
+                if name != "jit" or not internals.is_of_jax(params["jaxpr"].jaxpr):
+                    if runs_inside(name, params):
+                        self._warn_once()
+                        return INSIDE[name](args, params)
+                    if holds_operators(params):
+                        self.dispatcher.not_seen(f"operators inside of {name}")
                 return self._operator(vanilla, primitive, args, avals, params)
 
         return bind_with_trace
@@ -347,7 +360,7 @@ class JaxEagerDriver(JaxDriver):
 
     def _passing_backward(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         def backward_pass(jaxpr: Any, stack: Any, consts: Any, inputs: Any, given: Any) -> Any:
-            if not self.is_active:
+            if not self._takes(()):
                 return vanilla(jaxpr, stack, consts, inputs, given)
             for equation in jaxpr.eqns:
                 if equation.primitive.name not in LINEAR:
@@ -359,6 +372,11 @@ class JaxEagerDriver(JaxDriver):
                 self.gradients.mark(getattr(accumulated, "val", None))
 
         return backward_pass
+
+
+def _keeps_type(name: str, avals: Any, params: Any) -> bool:
+    """True for a cast to the type that a tensor has."""
+    return name == "convert_element_type" and params["new_dtype"] == avals[0].dtype
 
 
 def _in_optax() -> bool:

@@ -7,6 +7,7 @@ The canonical type of an operator is PyTorch's name for it, or else JAX's own. A
 from __future__ import annotations
 
 import functools
+import itertools
 import string
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -55,9 +56,8 @@ def standard(context: amanda.OpContext) -> None:
 def product_of(name: str, attributes: Found, op: Any) -> str | None:
     """The equation of an operator that is one product of two tensors; None for others."""
     if name == "dot_general":
-        lhs, rhs = op.ranks
         letters = iter(string.ascii_letters)
-        names = ["".join(next(letters) for _ in range(rank)) for rank in (lhs, rhs)]
+        names = ["".join(itertools.islice(letters, rank)) for rank in op.ranks]
         return _canonical(names, *_contracted(*names, attributes["dimension_numbers"]))
     jaxpr = getattr(op, "jaxpr", None)
     return None if jaxpr is None else equation_of(jaxpr)
@@ -66,16 +66,15 @@ def product_of(name: str, attributes: Found, op: Any) -> str | None:
 @functools.lru_cache(maxsize=1000)
 def equation_of(jaxpr: Any) -> str | None:
     """The equation of a jaxpr that is one product, and moves axes; None for others."""
-    letters = iter(string.ascii_letters)
+    if len(jaxpr.invars) != 2 or len(jaxpr.outvars) != 1:
+        return None
+    letters, same = iter(string.ascii_letters), dict[str, str]()
+    names = ["".join(itertools.islice(letters, len(v.aval.shape))) for v in jaxpr.invars]
     try:
-        names = ["".join(next(letters) for _ in v.aval.shape) for v in jaxpr.invars]
-        same: dict[str, str] = {}
-        products, outputs = _followed(jaxpr, names, same)
-    except (AttributeError, KeyError, StopIteration):
+        products, (output,) = _followed(jaxpr, names, same)
+    except (KeyError, TypeError):  # TypeError: of a constant
         return None
-    if products != 1 or len(outputs) != 1 or len(names) != 2:
-        return None
-    return _canonical(names, outputs[0], same)
+    return _canonical(names, output, same) if products == 1 else None
 
 
 def _followed(jaxpr: Any, names: Sequence[str], same: dict[str, str]) -> tuple[int, list[str]]:
