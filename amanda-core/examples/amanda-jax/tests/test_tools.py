@@ -173,7 +173,11 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     )
     command = "-m amanda run -t count,flops,summary -o out train.py"
     done = subprocess.run(
-        [sys.executable, *command.split()], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, *command.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "(8, 3)" in done.stdout

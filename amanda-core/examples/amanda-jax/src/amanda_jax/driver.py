@@ -26,9 +26,21 @@ from amanda_jax.modules import Modules
 from amanda_jax.plugin import ATTACHED, JaxDriver
 
 NO_OPERATORS = frozenset(
-    "copy copy_p device_put stage pvary random_seed random_wrap random_unwrap".split()
+    {
+        "copy",
+        "copy_p",
+        "device_put",
+        "pvary",
+        "random_seed",
+        "random_unwrap",
+        "random_wrap",
+        "stage",
+    }
 )
 """Primitives that compute nothing."""
+
+OPTIMIZERS = ("optax.", "flax.nnx.training.optimizer", "flax.training.train_state")
+"""Beginnings of the names of modules."""
 
 CASTS = ("convert_element_type", "device_put")
 
@@ -194,7 +206,7 @@ class JaxEagerDriver(JaxDriver):
         if self.trains(None):
             return "forward"
         is_step = any(self.gradients.name(tensor) is not None for tensor in inputs)
-        return "optimizer" if is_step or _in_optax() else "forward"
+        return "optimizer" if is_step or _in_optimizer() else "forward"
 
     def _run(self, op: JaxOp, signature: Any, args: Any, kwargs: Any, function: Any) -> Any:
         """Run an operator, and note what comes of parameters and gradients."""
@@ -294,9 +306,7 @@ class JaxEagerDriver(JaxDriver):
 
     def _takes(self, leaves: Sequence[Any]) -> bool:
         """True if a function of these arguments is an operator."""
-        return (
-            self.is_active and evaluates(current_trace()) and not any(map(is_batched, leaves))
-        )
+        return self.is_active and evaluates(current_trace()) and not any(map(is_batched, leaves))
 
     def _inferring(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         def infer(function: Any, info: Any, args: Any, kwargs: Any) -> Any:
@@ -387,12 +397,12 @@ def _keeps_type(name: str, avals: Any, params: Any) -> bool:
     return name == "convert_element_type" and params["new_dtype"] == avals[0].dtype
 
 
-def _in_optax() -> bool:
-    """True if a function of Optax runs that is no loss."""
+def _in_optimizer() -> bool:
+    """True if a function of an optimizer runs, and no loss."""
     frame: Any = sys._getframe(2) if "optax" in sys.modules else None
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
-        if name.startswith("optax."):
+        if name.startswith(OPTIMIZERS):
             return "loss" not in name
         frame = frame.f_back
     return False

@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from amanda_jax._internals import lowered
 
+
 def jit(args: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
     """A jitted function."""
     return list(jaxpr_as_fun(params["jaxpr"])(*args))

@@ -185,7 +185,9 @@ def _reduction(context: amanda.OpContext) -> Found:
 def _along(*names: str) -> Callable[[amanda.OpContext], Found]:
     def along(context: amanda.OpContext) -> Found:
         given, shape = _attribute(context, *names), shape_of(context, 0)
-        return {} if given is None else known(axis=axis(given, None if shape is None else len(shape)))
+        return (
+            {} if given is None else known(axis=axis(given, None if shape is None else len(shape)))
+        )
 
     return along
 

@@ -240,9 +240,7 @@ class Modules:
             path = thread.paths.get(id(module)) if thread.running else ""
             path = self._below(name) if path is None else path
             inputs = [*args, *kwargs.values()]
-            return self._call(
-                lambda: bound(*args, **kwargs), module, name, path, inputs, found
-            )
+            return self._call(lambda: bound(*args, **kwargs), module, name, path, inputs, found)
 
         return call
 

@@ -43,8 +43,10 @@ class JaxDriver(EagerDriver):
     @classmethod
     def check_internals(cls) -> Sequence[str]:
         """The private symbols that the driver needs and this JAX lacks; for ``amanda doctor``."""
-        from amanda_jax._internals import problems
-
+        try:
+            from amanda_jax._internals import problems
+        except (ImportError, AttributeError) as error:
+            return [str(error)]
         return problems()
 
 
