@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from amanda.errors import CoverageWarning, NoDriverError
+from amanda.driver import Dispatcher
+from amanda.errors import CoverageWarning
 from amanda.testing import watched
 from flax import linen, nnx
 
@@ -318,7 +319,7 @@ def _train_linen() -> tuple[Any, Callable[[], Any]]:
 
 def _train_nnx() -> tuple[Any, Callable[[], Any]]:
     model = Nnx()
-    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
 
     @nnx.jit
     def step(model: Any, optimizer: Any) -> Any:
@@ -446,13 +447,14 @@ def test_other_threads_are_as_without_amanda() -> None:
 
 
 def test_a_jax_without_a_private_symbol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``amanda doctor`` names it, and a scope cannot use the driver."""
-    expected = jax.jit(product)(X, W)
-    monkeypatch.setitem(_internals.NEEDED, _internals.ad, ("no_such_name",))
+    """``amanda doctor`` names it; the driver does not attach, and changes nothing."""
+    monkeypatch.setitem(_internals.NEEDED, _internals.AD, ("no_such_name",))
     assert JaxDriver.check_internals() == ["jax._src.interpreters.ad has no no_such_name"]
-    with pytest.warns(match="no_such_name"), pytest.raises(NoDriverError):
-        amanda.apply(amanda.Tool()).__enter__()
-    assert equal(jax.jit(product)(X, W), expected)
+    driver = JaxDriver.loaded()(Dispatcher())
+    with pytest.raises(ImportError, match="no_such_name"):
+        driver.attach()
+    assert len(driver.patches) == 0
+    assert not _internals.IS_OPEN.value
 
 
 def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:

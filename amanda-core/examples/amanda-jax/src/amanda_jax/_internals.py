@@ -37,10 +37,13 @@ PRIMITIVES = (
 IS_OPEN = core.config_ext.Config("amanda_scope", False, include_in_jit_key=True)
 """A part of the key of that cache: while it is set no function is found there."""
 
+JIT, AD = pjit, ad
+"""The modules of jitted functions and of differentiation."""
+
 NEEDED = {
     core: ("Primitive", "EvalTrace", "Tracer", "eval_trace", "set_current_trace", "trace_ctx"),
     **{kind: ("bind_with_trace",) for kind in PRIMITIVES},
-    pjit: ("_infer_params", "_run_python_pjit", "PjitParams"),
+    pjit: ("PjitParams", "_infer_params", "_run_python_pjit", "jit_p"),
     source_info_util: ("ExtendNameStackContextManager",),
     ad: (*(kind.__name__ for kind in (*DIFFERENTIATING, *_BOXES)), "Zero", "backward_pass3"),
     batching: ("BatchTrace", "BatchTracer"),
@@ -53,10 +56,16 @@ def problems() -> list[str]:
     return [f"{owner.__name__} has no {name}" for owner, name in lacks]
 
 
-class Inferred(pjit.PjitParams):
+class Inferred(pjit.PjitParams):  # type: ignore[misc]
     """How a jitted function is called, with what ``jax.jit`` was told."""
 
     info: Any
+
+
+def compiled(inferred: Any, args: Sequence[Any]) -> Any:
+    """The result of a jitted function that is called with these arrays."""
+    found = pjit.jit_p.bind(*args, **inferred.params)
+    return jax.tree.unflatten(inferred.out_tree, found)
 
 
 def current_trace() -> Any:

@@ -63,7 +63,7 @@ class Jax(FunctionalFramework):
         return jax.lax.concatenate(tensors, 0)
 
     def split(self, tensor: Any, sections: int = 2) -> Sequence[Any]:
-        return jax.lax.split(tensor, [tensor.shape[0] // sections] * sections)
+        return list(jax.lax.split(tensor, [tensor.shape[0] // sections] * sections))
 
     def scale(self, tensor: Any, factor: float) -> Any:
         return tensor * factor
@@ -91,7 +91,7 @@ class Jax(FunctionalFramework):
         return outputs, lambda: list(vjp([jnp.ones_like(y) for y in outputs]))
 
     def user_op(self) -> tuple[str, Build]:
-        @jax.custom_vjp
+        @jax.custom_vjp  # type: ignore[untyped-decorator]
         def twice(x: Any) -> Any:
             return 2 * x
 

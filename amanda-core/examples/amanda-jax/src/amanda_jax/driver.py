@@ -94,14 +94,14 @@ class JaxEagerDriver(JaxDriver):
 
     def patch(self, patches: PatchSet) -> None:
         """Replace what binds primitives, what calls jitted functions, and the backward pass."""
-        infer = patches.wrap(internals.pjit, "_infer_params", self._inferring)
+        infer = patches.wrap(internals.JIT, "_infer_params", self._inferring)
         patches.wrap(
-            internals.pjit, "_run_python_pjit", functools.partial(self._calling_jitted, infer)
+            internals.JIT, "_run_python_pjit", functools.partial(self._calling_jitted, infer)
         )
         for kind in internals.PRIMITIVES:
             patches.wrap(kind, "bind_with_trace", self._binding)
         patches.wrap(jax.stages.Compiled, "__call__", self._calling_compiled)
-        patches.wrap(internals.ad, "backward_pass3", self._passing_backward)
+        patches.wrap(internals.AD, "backward_pass3", self._passing_backward)
         self.patch_modules()
 
     def patch_modules(self) -> None:
@@ -123,6 +123,18 @@ class JaxEagerDriver(JaxDriver):
     def shape_of(self, tensor: Any) -> Any:
         """The shape of the array in a tracer."""
         return np.shape(lowered(tensor))
+
+    @contextmanager
+    def vanilla(self) -> Iterator[None]:
+        """Within it, this thread's operators are not instrumented, and compiled ones are found in
+        C++."""
+        outer = internals.IS_OPEN.get_local()
+        with super().vanilla():
+            try:
+                internals.IS_OPEN.set_local(False)
+                yield
+            finally:
+                internals.IS_OPEN.set_local(outer)
 
     @contextmanager
     def ad_isolated(self) -> Iterator[None]:
@@ -154,7 +166,7 @@ class JaxEagerDriver(JaxDriver):
         trace = max(inputs, key=internals.depth)._trace
         values = [x.primal if getattr(x, "_trace", None) is trace else x for x in outputs]
 
-        @jax.custom_vjp
+        @jax.custom_vjp  # type: ignore[untyped-decorator]
         def passing(*inputs: Any) -> Any:
             return values
 
@@ -332,7 +344,8 @@ class JaxEagerDriver(JaxDriver):
             if is_own:
 
                 def called(*args: Any, **kwargs: Any) -> Any:
-                    return vanilla(*infer(function, info, args, kwargs), function, args, kwargs)[0]
+                    found, given = infer(function, info, args, kwargs)
+                    return internals.compiled(found, given)
 
                 op = JaxOp(function.__name__.strip("_"), jaxpr.jaxpr)
                 result = self._run(op, self.signature(function), args, kwargs, called)

@@ -58,7 +58,8 @@ def product_of(name: str, attributes: Found, op: Any) -> str | None:
     if name == "dot_general":
         letters = iter(string.ascii_letters)
         names = ["".join(itertools.islice(letters, rank)) for rank in op.ranks]
-        return _canonical(names, *_contracted(*names, attributes["dimension_numbers"]))
+        lhs, rhs = names
+        return _canonical(names, *_contracted(lhs, rhs, attributes["dimension_numbers"]))
     jaxpr = getattr(op, "jaxpr", None)
     return None if jaxpr is None else equation_of(jaxpr)
 
@@ -88,7 +89,8 @@ def _followed(jaxpr: Any, names: Sequence[str], same: dict[str, str]) -> tuple[i
         given, params = [known_names[v] for v in equation.invars], equation.params
         name = equation.primitive.name
         if name == "dot_general":
-            made, merged = _contracted(*given, params["dimension_numbers"])
+            lhs, rhs = given
+            made, merged = _contracted(lhs, rhs, params["dimension_numbers"])
             same.update(merged)
             products, outputs = products + 1, [made]
         elif name == "transpose":
