@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-from jax._src import core, custom_derivatives, pjit, source_info_util
+from jax._src import core, custom_derivatives, pjit, shard_map, source_info_util
 from jax._src.interpreters import ad, batching
 
 LIBRARY = os.path.dirname(jax.__file__) + os.sep
@@ -23,6 +23,9 @@ _BOXES = (ad.LinearizeTracer, ad.JVPTracer)
 
 NamedScope = source_info_util.ExtendNameStackContextManager
 """What ``jax.named_scope`` returns."""
+
+ShardMap = shard_map.ShardMapPrimitive
+"""The class of the primitive that runs a function once for each device."""
 
 UNUSED = custom_derivatives.SymbolicZero
 """The type of a gradient that does not exist, in the rule of a ``jax.custom_vjp``."""
@@ -42,7 +45,7 @@ JIT, AD = pjit, ad
 
 NEEDED = {
     core: ("Primitive", "EvalTrace", "Tracer", "eval_trace", "set_current_trace", "trace_ctx"),
-    **{kind: ("bind_with_trace",) for kind in PRIMITIVES},
+    **{kind: ("bind_with_trace",) for kind in (*PRIMITIVES, ShardMap)},
     pjit: ("PjitParams", "_infer_params", "_run_python_pjit", "jit_p"),
     source_info_util: ("ExtendNameStackContextManager",),
     ad: (*(kind.__name__ for kind in (*DIFFERENTIATING, *_BOXES)), "Zero", "backward_pass3"),
@@ -117,7 +120,8 @@ def own_trace(trace: Any, args: Sequence[Any]) -> Any:
 
 def has_tangent(tensor: Any) -> bool:
     """True if forward-mode differentiation computes a tangent beside a tensor."""
-    return isinstance(tensor, ad.JVPTracer)
+    is_linear = isinstance(tensor, ad.LinearizeTracer) and not tensor._trace.is_vjp
+    return is_linear or isinstance(tensor, ad.JVPTracer)
 
 
 def _inner(tensor: Any) -> Any:
@@ -155,7 +159,7 @@ def boxed_as(old: Any, value: Any) -> Any:
 
 def is_differentiated(tensor: Any) -> bool:
     """True if operators on a tensor are recorded for a backward pass."""
-    return isinstance(tensor, ad.LinearizeTracer)
+    return isinstance(tensor, ad.LinearizeTracer) and bool(tensor._trace.is_vjp)
 
 
 def is_leaf(tensor: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import sys
 import warnings
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,20 +21,12 @@ from amanda_jax._internals import current_trace, evaluates, is_batched, is_diffe
 from amanda_jax.inside import INSIDE, holds_operators, runs_inside
 from amanda_jax.marks import Marks
 from amanda_jax.modules import Modules
+from amanda_jax.operators import JaxOp, described
 from amanda_jax.plugin import ATTACHED, JaxDriver
 
-NO_OPERATORS = frozenset(
-    {
-        "copy",
-        "copy_p",
-        "device_put",
-        "pvary",
-        "random_seed",
-        "random_unwrap",
-        "random_wrap",
-        "stage",
-    }
-)
+NO_OPERATORS = (
+    "copy", "copy_p", "device_put", "pvary", "random_seed", "random_unwrap", "random_wrap", "stage",
+)  # fmt: skip
 """Primitives that compute nothing."""
 
 OPTIMIZERS = ("optax.", "flax.nnx.training.optimizer", "flax.training.train_state")
@@ -46,20 +36,6 @@ CASTS = ("convert_element_type", "device_put")
 
 LINEAR = ("custom_lin", "add_any", "mul_any", "zeros_like", "convert_element_type")
 """What a backward pass runs for an operator that has been seen, or to add up gradients."""
-
-
-@attrs.frozen
-class JaxOp:
-    """An operator: a primitive, or a function of JAX that is jitted or has its own derivative.
-
-    Attributes:
-        jaxpr: what a jitted function consists of; None for others.
-        ranks: of a primitive's inputs.
-    """
-
-    __name__: str
-    jaxpr: Any = None
-    ranks: tuple[int, ...] = ()
 
 
 class JaxEagerDriver(JaxDriver):
@@ -100,6 +76,7 @@ class JaxEagerDriver(JaxDriver):
         )
         for kind in internals.PRIMITIVES:
             patches.wrap(kind, "bind_with_trace", self._binding)
+        patches.wrap(internals.ShardMap, "bind_with_trace", self._binding_shard_map)
         patches.wrap(jax.stages.Compiled, "__call__", self._calling_compiled)
         patches.wrap(internals.AD, "backward_pass3", self._passing_backward)
         self.patch_modules()
@@ -272,27 +249,21 @@ class JaxEagerDriver(JaxDriver):
 
         return bind_with_trace
 
+    def _binding_shard_map(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        def bind_with_trace(primitive: Any, trace: Any, *rest: Any) -> Any:
+            if not self.is_active or not evaluates(trace):
+                return vanilla(primitive, trace, *rest)
+            self.dispatcher.not_seen("operators inside of shard_map")
+            with self.vanilla():
+                return vanilla(primitive, trace, *rest)
+
+        return bind_with_trace
+
     def _operator(
         self, vanilla: Callable[..., Any], primitive: Any, args: Any, avals: Any, params: Any
     ) -> Any:
-        name, shown = primitive.name, params
-        if name == "jit":
-            name, shown = params["name"], {}
-            told = params["jaxpr"].jaxpr.debug_info.arg_names
-        elif "subfuns" in params:
-            # A function with a derivative of its own.
-            info, shown = params["subfuns"][0].debug_info, {}
-            name, told = info.func_name, info.arg_names
-        else:
-            told = _declared(name, tuple(shown))
-        declared = _signature([path.split("[")[0] for path in told or ()], len(args), tuple(shown))
-        op = JaxOp(
-            name.strip("_"),
-            getattr(params.get("jaxpr"), "jaxpr", None),
-            tuple(np.ndim(lowered(x)) for x in args),
-        )
+        op, declared, shown = described(primitive.name, args, params)
         dtypes = [aval.dtype for aval in avals]
-
         calls = itertools.count()
 
         def function(*args: Any, **attributes: Any) -> Any:
@@ -423,29 +394,6 @@ def _in_optimizer() -> bool:
 
 def _traces() -> Iterator[Any]:
     return internals.stack(current_trace())
-
-
-@functools.cache
-def _declared(primitive: str, attributes: tuple[str, ...]) -> list[str]:
-    """The names of the tensors that a primitive takes, as ``jax.lax`` has them."""
-    try:
-        found = inspect.signature(getattr(jax.lax, primitive)).parameters.values()
-    except (AttributeError, TypeError, ValueError):
-        return []
-    named = [p.name for p in found if p.kind is p.POSITIONAL_OR_KEYWORD]
-    return [name for name in named if name not in attributes]
-
-
-def _signature(names: Sequence[str], count: int, attributes: Sequence[str]) -> inspect.Signature:
-    """Tensors by position, and attributes by keyword."""
-    kinds = inspect.Parameter
-    names = names[:count]
-    if len(set(names)) == count:
-        tensors = [kinds(name, kinds.POSITIONAL_ONLY) for name in names]
-    else:
-        rest = names[0] if len(set(names)) == 1 else "operands"
-        tensors = [kinds(rest, kinds.VAR_POSITIONAL)]
-    return inspect.Signature(tensors + [kinds(name, kinds.KEYWORD_ONLY) for name in attributes])
 
 
 def _cast(tensor: Any, dtype: Any) -> Any:

@@ -6,7 +6,6 @@ for each path in a model. A model is known by its parameters, and by what was ma
 
 from __future__ import annotations
 
-import collections
 import re
 import sys
 import threading
@@ -74,7 +73,7 @@ class Modules:
         self._driver = driver
         self._parameters = parameters
         self._thread = Thread()
-        self._models: collections.Counter[str] = collections.Counter()
+        self._models: dict[tuple[str, str | None, str | None], str] = {}
         self._places: dict[tuple[str, str], Place] = {}
         self._patched: set[Any] = set()
         self._bases: set[Any] = set()
@@ -152,15 +151,20 @@ class Modules:
     def _model(self, name: str, members: Mapping[str, Any]) -> str:
         """What identifies a model: the name of its class, with a number from the second one on."""
         arrays = {path: value for path, value in members.items() if is_array(value)}
-        names = map(self._parameters.name, arrays.values())
-        model = next((n.model for n in names if isinstance(n, ParameterName)), None)
-        if model is None:
-            number = self._models[name] if arrays else 0
-            self._models[name] += 1
+        if not arrays:
+            return name
+        # A part of a model that is called by itself is another one.
+        known = next(filter(None, map(self._parameters.name, arrays.values())), None)
+        origin = name, getattr(known, "model", None), known
+        if known is None or origin not in self._models:
+            number = sum(other[0] == name for other in self._models)
             model = f"{name}@{number}" if number else name
-        for path, value in arrays.items():
-            self._parameters.mark(value, ParameterName(path, model))
-        return model
+            for path, value in arrays.items():
+                self._parameters.mark(value, ParameterName(path, model))
+            first = known or next(iter(arrays))
+            self._models[name, origin[1] or model, first] = model
+            return model
+        return self._models[origin]
 
     def _ended(self, kind: Any = None, error: Any = None, traceback: Any = None) -> None:
         self._thread.running.pop().call.__exit__(kind, error, traceback)
