@@ -80,9 +80,10 @@ def product(x: Any, w: Any) -> Any:
             ONE, ONE, 10,
         ),
         (lambda: jax.jvp(product, (X, W), (X, W)), ONE, 0, 2),
+        (lambda: jax.linearize(product, X, W)[0], ONE, 0, 2),
     ],
     ids=["eager", "grad", "value_and_grad", "vjp", "vmap", "grad of vmap", "nested vmap",
-         "vmap of grad", "grad of grad", "jvp"],
+         "vmap of grad", "grad of grad", "jvp", "linearize"],
 )  # fmt: skip
 def test_transformations(run: Any, forward: int, backward: int, not_seen: int) -> None:
     """Bits are those of the program; figures are those of the whole batch, or not seen."""
@@ -183,6 +184,16 @@ def test_functions_compiled_ahead_of_time_are_counted() -> None:
     assert equal(result, compiled(X, W))
     assert flops == 0
     assert missing == {"calls of functions that were compiled ahead of time": 1}
+
+
+def test_shard_map_is_counted() -> None:
+    """It runs as without a tool; what is inside is not seen."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("i",))
+    spec = jax.sharding.PartitionSpec("i")
+    mapped = jax.shard_map(lambda x: product(x, W), mesh=mesh, in_specs=spec, out_specs=spec)
+    result, flops, _, missing = flops_of(lambda: mapped(X))
+    assert equal(result, mapped(X))
+    assert (flops, missing) == (0, {"operators inside of shard_map": 1})
 
 
 WS = jnp.stack([W, W / 2, W / 4])
@@ -404,6 +415,18 @@ def test_a_model_is_known_by_its_parameters() -> None:
 
     found = {op_id.partition("/")[0].partition(".")[0] for op_id in ids_of(twice)}
     assert found == {"Mlp", "Mlp@1", ""}
+
+
+def test_a_part_of_a_model_that_is_called_by_itself() -> None:
+    """It is a model of its own, the same one at each call."""
+    model, x = Mlp(), rows()
+
+    def run() -> None:
+        jax.vmap(model)(x)
+        for _ in range(2):
+            jax.vmap(model.layers[0])(x)
+
+    assert ids_of(run)[-2:] == ["Linear/matmul:0", "Linear/add:0"]
 
 
 def test_classes_of_modules_that_are_defined_in_the_scope() -> None:

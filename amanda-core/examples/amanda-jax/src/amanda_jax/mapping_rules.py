@@ -181,7 +181,7 @@ def _reduction(context: amanda.OpContext) -> Found:
         return {}
     found = None if shape is None else axes(given, len(shape))
     keeps = bool(attributes.get("keepdims", False))
-    return known(axis=found, keepdim=keeps, correction=attributes.get("ddof"))
+    return known(axis=found, keepdim=keeps, correction=_attribute(context, "correction", "ddof"))
 
 
 def _along(*names: str) -> Callable[[amanda.OpContext], Found]:
