@@ -73,6 +73,10 @@ def product(x: Any, w: Any) -> Any:
         (lambda: jax.vmap(product, (0, None))(X, W), ONE, 0, 0),
         (lambda: jax.grad(lambda w: jax.vmap(product, (0, None))(X, w).sum())(W), ONE, ONE, 0),
         (lambda: jax.vmap(jax.vmap(product, (0, None)), (0, None))(X[None], W), ONE, 0, 0),
+        # What depends on no gradient has no backward operator.
+        (lambda: jax.grad(lambda x: (jax.lax.stop_gradient(x) @ W * x).sum())(X), ONE, 0, 0),
+        (lambda: jax.grad(lambda x: (jnp.floor(x) @ W * x).sum())(X), ONE, 0, 0),
+        (lambda: jax.grad(lambda x: ((x > 0).astype("float32") @ W * x).sum())(X), ONE, 0, 0),
         # Gradients of single examples, and of gradients: their products are not seen.
         (lambda: jax.vmap(jax.grad(lambda w, x: product(x, w).sum()), (None, 0))(W, X), ONE, 0, 5),
         (
@@ -83,7 +87,7 @@ def product(x: Any, w: Any) -> Any:
         (lambda: jax.linearize(product, X, W)[0], ONE, 0, 2),
     ],
     ids=["eager", "grad", "value_and_grad", "vjp", "vmap", "grad of vmap", "nested vmap",
-         "vmap of grad", "grad of grad", "jvp", "linearize"],
+         "stop_gradient", "floor", "mask", "vmap of grad", "grad of grad", "jvp", "linearize"],
 )  # fmt: skip
 def test_transformations(run: Any, forward: int, backward: int, not_seen: int) -> None:
     """Bits are those of the program; figures are those of the whole batch, or not seen."""

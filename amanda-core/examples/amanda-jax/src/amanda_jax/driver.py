@@ -34,8 +34,19 @@ OPTIMIZERS = ("optax.", "flax.nnx.training.optimizer", "flax.training.train_stat
 
 CASTS = ("convert_element_type", "device_put")
 
-LINEAR = ("custom_lin", "add_any", "mul_any", "zeros_like", "convert_element_type")
-"""What a backward pass runs for an operator that has been seen, or to add up gradients."""
+LINEAR = (*NO_OPERATORS, "custom_lin", "add_any", "convert_element_type")
+"""What a backward pass runs for an operator that has been seen, for what is none, or to add up
+gradients."""
+
+
+class Differentiated(list[Any]):
+    """The outputs of an operator.
+
+    Attributes:
+        places: of those that depend on a tensor that is differentiated; not of ``argmax``.
+    """
+
+    places: Sequence[int]
 
 
 class JaxEagerDriver(JaxDriver):
@@ -140,20 +151,27 @@ class JaxEagerDriver(JaxDriver):
 
     def with_vjp(self, outputs: Any, inputs: Any, vjp: Callable[..., Any]) -> list[Any]:
         """Tensors like `outputs` whose gradients go through `vjp` to `inputs`."""
-        trace = max(inputs, key=internals.depth)._trace
-        values = [x.primal if getattr(x, "_trace", None) is trace else x for x in outputs]
+        trace, count = max(inputs, key=internals.depth)._trace, len(outputs)
+        places = outputs.places if isinstance(outputs, Differentiated) else range(count)
+        given = [outputs[place] for place in places]
+        values = [x.primal if getattr(x, "_trace", None) is trace else x for x in given]
 
         @jax.custom_vjp  # type: ignore[untyped-decorator]
         def passing(*inputs: Any) -> Any:
             return values
 
         def backward(_: Any, gradients: Any) -> Any:
-            gradients = [None if isinstance(g, internals.UNUSED) else g for g in gradients]
-            return tuple(vjp(gradients))
+            spread: list[Any] = [None] * count
+            for place, gradient in zip(places, gradients, strict=True):
+                spread[place] = None if isinstance(gradient, internals.UNUSED) else gradient
+            return tuple(vjp(spread))
 
         passing.defvjp(lambda *inputs: (values, None), backward, symbolic_zeros=True)
+        made = list(outputs)
         with self.vanilla(), internals.under(trace):
-            return list(passing(*inputs))
+            for place, value in zip(places, passing(*inputs), strict=True):
+                made[place] = value
+        return made
 
     def differentiate(self, function: Any, inputs: Any) -> Any:
         """The outputs of a function without the innermost box, and its vector-Jacobian product."""
@@ -165,10 +183,16 @@ class JaxEagerDriver(JaxDriver):
             given = list(inputs)
             for place, value in zip(places, values, strict=True):
                 given[place] = value
-            return list(function(given))
+            found = list(function(given))
+            trace = current_trace()
+            moved.extend(i for i, y in enumerate(found) if getattr(y, "_trace", None) is trace)
+            return found
 
+        moved: list[int] = []
         with internals.under(trace.parent_trace):
-            outputs, pull = jax.vjp(called, *[inputs[i].primal for i in places])
+            found, pull = jax.vjp(called, *[inputs[i].primal for i in places])
+        outputs = Differentiated(found)
+        outputs.places = moved
         zeros = [internals.zero_of(output) for output in outputs]
 
         def vjp(gradients: Any) -> Any:
