@@ -475,7 +475,7 @@ def test_other_threads_are_as_without_amanda() -> None:
 
 def test_a_jax_without_a_private_symbol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """``amanda doctor`` names it; the driver does not attach, and changes nothing."""
-    monkeypatch.setitem(_internals.NEEDED, _internals.AD, ("no_such_name",))
+    monkeypatch.setitem(_internals.NEEDED, _internals.ad, ("no_such_name",))
     assert JaxDriver.check_internals() == ["jax._src.interpreters.ad has no no_such_name"]
     driver = JaxDriver.loaded()(Dispatcher())
     with pytest.raises(ImportError, match="no_such_name"):

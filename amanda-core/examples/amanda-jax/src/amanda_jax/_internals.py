@@ -8,7 +8,7 @@ A jitted function is compiled code behind a cache in C++, whose misses come to P
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -40,12 +40,18 @@ PRIMITIVES = (
 IS_OPEN = core.config_ext.Config("amanda_scope", False, include_in_jit_key=True)
 """A part of the key of that cache: while it is set no function is found there."""
 
-JIT, AD = pjit, ad
-"""The modules of jitted functions and of differentiation."""
+INFER, RUN = (pjit, "_infer_params"), (pjit, "_run_python_pjit")
+"""What a jitted function calls where it is not found in the cache."""
+
+BACKWARD = (ad, "backward_pass3")
+BIND = "bind_with_trace"
+
+LINEN_CALL = "_call_wrapped_method"
+"""The method of ``flax.linen.Module`` that calls all others."""
 
 NEEDED = {
     core: ("Primitive", "EvalTrace", "Tracer", "eval_trace", "set_current_trace", "trace_ctx"),
-    **{kind: ("bind_with_trace",) for kind in (*PRIMITIVES, ShardMap)},
+    **{kind: (BIND,) for kind in (*PRIMITIVES, ShardMap)},
     pjit: ("PjitParams", "_infer_params", "_run_python_pjit", "jit_p"),
     source_info_util: ("ExtendNameStackContextManager",),
     ad: (*(kind.__name__ for kind in (*DIFFERENTIATING, *_BOXES)), "Zero", "backward_pass3"),
@@ -63,6 +69,11 @@ class Inferred(pjit.PjitParams):  # type: ignore[misc]
     """How a jitted function is called, with what ``jax.jit`` was told."""
 
     info: Any
+
+
+def is_primitive(function: Any) -> bool:
+    """True for a function that JAX jits to run one primitive."""
+    return bool(getattr(function, "_apply_primitive", False))
 
 
 def compiled(inferred: Any, args: Sequence[Any]) -> Any:
@@ -102,9 +113,24 @@ def evaluates(trace: Any) -> bool:
     )
 
 
-def depth(tracer: Any) -> int:
-    """The number of transformations below a tracer."""
-    return sum(1 for _ in stack(tracer._trace))
+def innermost(tensors: Iterable[Any]) -> Any:
+    """Of the traces of tensors that are differentiated, that with most others below it."""
+    return max((x._trace for x in tensors), key=lambda trace: len(list(stack(trace))))
+
+
+def below(trace: Any) -> AbstractContextManager[Any]:
+    """Within it, operators run as below a trace."""
+    return under(trace.parent_trace)
+
+
+def belongs(tensor: Any, trace: Any) -> bool:
+    """True if a tensor is differentiated in this trace."""
+    return getattr(tensor, "_trace", None) is trace
+
+
+def without(tensor: Any, trace: Any) -> Any:
+    """A tensor without the box of a trace."""
+    return tensor.primal if belongs(tensor, trace) else tensor
 
 
 def own_trace(trace: Any, args: Sequence[Any]) -> Any:

@@ -81,15 +81,13 @@ class JaxEagerDriver(JaxDriver):
 
     def patch(self, patches: PatchSet) -> None:
         """Replace what binds primitives, what calls jitted functions, and the backward pass."""
-        infer = patches.wrap(internals.JIT, "_infer_params", self._inferring)
-        patches.wrap(
-            internals.JIT, "_run_python_pjit", functools.partial(self._calling_jitted, infer)
-        )
+        infer = patches.wrap(*internals.INFER, self._inferring)
+        patches.wrap(*internals.RUN, functools.partial(self._calling_jitted, infer))
         for kind in internals.PRIMITIVES:
-            patches.wrap(kind, "bind_with_trace", self._binding)
-        patches.wrap(internals.ShardMap, "bind_with_trace", self._binding_shard_map)
+            patches.wrap(kind, internals.BIND, self._binding)
+        patches.wrap(internals.ShardMap, internals.BIND, self._binding_shard_map)
         patches.wrap(jax.stages.Compiled, "__call__", self._calling_compiled)
-        patches.wrap(internals.AD, "backward_pass3", self._passing_backward)
+        patches.wrap(*internals.BACKWARD, self._passing_backward)
         self.patch_modules()
 
     def patch_modules(self) -> None:
@@ -151,10 +149,9 @@ class JaxEagerDriver(JaxDriver):
 
     def with_vjp(self, outputs: Any, inputs: Any, vjp: Callable[..., Any]) -> list[Any]:
         """Tensors like `outputs` whose gradients go through `vjp` to `inputs`."""
-        trace, count = max(inputs, key=internals.depth)._trace, len(outputs)
+        trace, count = internals.innermost(inputs), len(outputs)
         places = outputs.places if isinstance(outputs, Differentiated) else range(count)
-        given = [outputs[place] for place in places]
-        values = [x.primal if getattr(x, "_trace", None) is trace else x for x in given]
+        values = [internals.without(outputs[place], trace) for place in places]
 
         @jax.custom_vjp  # type: ignore[untyped-decorator]
         def passing(*inputs: Any) -> Any:
@@ -175,22 +172,22 @@ class JaxEagerDriver(JaxDriver):
 
     def differentiate(self, function: Any, inputs: Any) -> Any:
         """The outputs of a function without the innermost box, and its vector-Jacobian product."""
-        trace = max(filter(is_differentiated, inputs), key=internals.depth)._trace
-        count = len(inputs)
-        places = [i for i, x in enumerate(inputs) if getattr(x, "_trace", None) is trace]
+        trace, count = internals.innermost(filter(is_differentiated, inputs)), len(inputs)
+        places = [i for i, x in enumerate(inputs) if internals.belongs(x, trace)]
 
         def called(*values: Any) -> list[Any]:
             given = list(inputs)
             for place, value in zip(places, values, strict=True):
                 given[place] = value
             found = list(function(given))
-            trace = current_trace()
-            moved.extend(i for i, y in enumerate(found) if getattr(y, "_trace", None) is trace)
+            inner = current_trace()
+            moved.extend(i for i, y in enumerate(found) if internals.belongs(y, inner))
             return found
 
         moved: list[int] = []
-        with internals.under(trace.parent_trace):
-            found, pull = jax.vjp(called, *[inputs[i].primal for i in places])
+        primals = [internals.without(inputs[place], trace) for place in places]
+        with internals.below(trace):
+            found, pull = jax.vjp(called, *primals)
         outputs = Differentiated(found)
         outputs.places = moved
         zeros = [internals.zero_of(output) for output in outputs]
@@ -328,7 +325,7 @@ class JaxEagerDriver(JaxDriver):
         self, infer: Callable[..., Any], vanilla: Callable[..., Any]
     ) -> Callable[..., Any]:
         def run(inferred: Any, flat: Any, function: Any, args: Any, kwargs: Any) -> Any:
-            if getattr(function, "_apply_primitive", False):
+            if internals.is_primitive(function):
                 return vanilla(inferred, flat, function, args, kwargs)
             info, jaxpr = getattr(inferred, "info", None), inferred.params["jaxpr"]
             is_own = internals.is_of_jax(jaxpr.jaxpr)

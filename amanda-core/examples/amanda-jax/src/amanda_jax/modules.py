@@ -17,7 +17,7 @@ import attrs
 import jax
 from amanda.driver import ParameterName, PatchSet
 
-from amanda_jax._internals import NamedScope, current_trace, evaluates
+from amanda_jax._internals import LINEN_CALL, NamedScope, current_trace, evaluates
 from amanda_jax.marks import Marks
 from amanda_jax.plugin import JaxDriver
 
@@ -86,7 +86,7 @@ class Modules:
             patches.wrap(NamedScope, "__exit__", self._exiting)
         for linen in bases("flax.linen") - self._patched:
             self._patched.add(linen)
-            patches.wrap(linen, "_call_wrapped_method", self._calling_linen)
+            patches.wrap(linen, LINEN_CALL, self._calling_linen)
         for base in bases("flax.nnx", "equinox") - self._bases:
             self._bases.add(base)
             self._patch_classes(patches, base)
