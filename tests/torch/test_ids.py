@@ -244,7 +244,7 @@ def test_named_operators() -> None:
 def test_a_function_of_the_program_with_the_name_of_an_operator() -> None:
     """It is another operator: its module is in its id."""
 
-    class gelu(torch.autograd.Function):  # noqa: N801
+    class gelu(torch.autograd.Function):
         forward = staticmethod(lambda ctx, x: x.clone())
 
     ids = _ids(lambda: gelu.apply(X), lambda: nn.functional.gelu(X))  # type: ignore[no-untyped-call]
