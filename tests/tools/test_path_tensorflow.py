@@ -282,18 +282,22 @@ def test_branches_of_a_graph_and_scopes_of_their_names() -> None:
     assert tool.op_rows()[-1]["type"] in ("linear", "identity")
 
 
-def test_a_recurrent_model_is_explained_down_to_its_loop() -> None:
-    """What a loop has collected counts as an input."""
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_recurrent_model_is_explained_down_to_its_loop(collects: bool) -> None:
+    """What a loop has collected counts as an input, and its steps are no sequences."""
     layers = tf.keras.layers
     tf.keras.utils.set_random_seed(0)
-    recurrent = layers.SimpleRNN(6, return_sequences=True)
-    model = tf.keras.Sequential([recurrent, layers.GlobalMaxPooling1D(), layers.Dense(3)])
+    pooling = [layers.GlobalMaxPooling1D()] if collects else []
+    recurrent = layers.SimpleRNN(6, return_sequences=collects)
+    model = tf.keras.Sequential([recurrent, *pooling, layers.Dense(3)])
     x = tf.random.uniform((2, 4, 5))
     model(x)
     run = tf.function(model)
     tool = applied(lambda: run(x))
     summary = tool.summary()
     assert len(summary["loops_and_branches"]) == 1
+    assert "sequences" not in summary
+    assert summary["output"].split("/")[-1].startswith("BiasAdd")
     assert [path.label for path in tool.paths] == run(x).numpy().argmax(axis=1).tolist()
     for path in tool.paths:
         assert sum(mask.count for mask in path.inputs.values()) > 0

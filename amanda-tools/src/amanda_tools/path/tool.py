@@ -140,13 +140,15 @@ class PathTool(PrintingTool[PathOptions]):
             self._without_output += 1
             return
         self._start = output.op.about.id
-        self._bodies |= _outermost(find_bodies(list(run.executions.values())))
+        bodies = find_bodies(list(run.executions.values()))
+        self._bodies |= _outermost(bodies)
         start = Start.of(output, self.options.axis, run.labels)
         if not start.index:
             return
         options = self.options
         found = Extraction(run, start, options.theta, keep_synapses=options.synapses)
-        if found.sequences is not None:
+        # What a loop has collected has steps first.
+        if found.sequences is not None and not bodies:
             self._tokens += len(found.paths)
             self._sequences += found.sequences
         ops = {execution.op.about.id: execution.op for execution in found.executions}
