@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 import amanda
+from amanda_tools.path.recording import PassRecorder
 from amanda_tools.path import Path, PathTool
 
 tf1 = tf.compat.v1
@@ -145,6 +146,25 @@ def test_every_mode_has_the_paths_of_torch(mode: str, weights: Weights, image: A
         [mask], [expected_mask] = one.inputs.values(), other.inputs.values()
         np.testing.assert_array_equal(channels_first(mask), expected_mask.array)
         assert 0 < mask.count < mask.size
+
+
+@pytest.mark.parametrize("mode", ["function", "session"])
+def test_the_order_in_which_a_graph_runs_changes_no_path(
+    mode: str, weights: Weights, image: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Routines beside its operators run in any order: here, backwards."""
+    run, finish = MODES[mode](weights, image), PassRecorder.finish
+
+    def backwards(recorder: PassRecorder) -> None:
+        if recorder._pass is not None:
+            executions = reversed(recorder._pass.executions.items())
+            recorder._pass.executions = dict(executions)
+        finish(recorder)
+
+    expected = applied(run)
+    monkeypatch.setattr(PassRecorder, "finish", backwards)
+    found = applied(run)
+    assert found.op_rows() == expected.op_rows()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -183,7 +183,7 @@ class PathTool(PrintingTool[PathOptions]):
             return found if found.real_outputs() else None
         if self._start and not self.options.output:
             return None
-        in_order = self._recorder.in_order(run)
+        in_order = list(run.executions.values())
         if self.options.output:
             named = [e for e in in_order if fnmatch.fnmatchcase(e.op.about.module, wanted)]
             return next((e for e in reversed(named) if any(e.is_data) and e.real_outputs()), None)
