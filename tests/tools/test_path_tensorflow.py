@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional
 
 import amanda
-from amanda_tools.path.recording import PassRecorder
 from amanda_tools.path import Path, PathTool
+from amanda_tools.path.recording import PassRecorder
 
 tf1 = tf.compat.v1
 Weights = dict[str, Any]
@@ -156,9 +156,8 @@ def test_the_order_in_which_a_graph_runs_changes_no_path(
     run, finish = MODES[mode](weights, image), PassRecorder.finish
 
     def backwards(recorder: PassRecorder) -> None:
-        if recorder._pass is not None:
-            executions = reversed(recorder._pass.executions.items())
-            recorder._pass.executions = dict(executions)
+        if (running := vars(recorder)["_pass"]) is not None:
+            running.executions = dict(reversed(running.executions.items()))
         finish(recorder)
 
     expected = applied(run)
