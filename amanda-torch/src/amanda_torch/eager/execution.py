@@ -60,6 +60,9 @@ def unswallowed(error: BaseException, name: str) -> BaseException:
     return raised
 
 
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
 _Tensor = torch.Tensor
 _is_grad_enabled = torch.is_grad_enabled
 _mode_depth = _internals.mode_depth
@@ -126,12 +129,7 @@ class Executor:
     # -- by its plan ------------------------------------------------------
 
     def run_known(
-        self,
-        known: KnownOp,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        key: Any = None,
+        self, known: KnownOp, func: Any, args: Args, kwargs: Kwargs, key: Any = None
     ) -> Any:
         """Run an operator, and the routines around it, without a description of its call.
 
@@ -166,8 +164,8 @@ class Executor:
         self,
         known: KnownOp,
         func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         key: Any,
         inputs: Sequence[Any] | None,
     ) -> Any:
@@ -187,12 +185,7 @@ class Executor:
         return result
 
     def _run_claimed(
-        self,
-        known: KnownOp,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        key: Any = None,
+        self, known: KnownOp, func: Any, args: Args, kwargs: Kwargs, key: Any = None
     ) -> Any:
         """Run an operator itself, and claim its backward operators if a tool analyses them."""
         is_claimed = known.claims and _is_grad_enabled()
@@ -242,8 +235,8 @@ class Executor:
         self,
         known: KnownOp,
         func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         result: Any,
         start: int,
         key: Any = None,
@@ -270,8 +263,8 @@ class Executor:
         self,
         known: KnownOp,
         func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         key: Any = None,
         stopped: tuple[Any, ...] | None = None,
         later: Set[Any] | None = None,
@@ -408,7 +401,7 @@ class Executor:
         func: Any,
         name: str,
         op_id: str,
-        args: tuple[Any, ...],
+        args: Args,
         kwargs: Mapping[str, Any],
         key: Any = None,
     ) -> TorchCall:
