@@ -240,6 +240,25 @@ def test_a_keras_model_that_is_trained(mode: str) -> None:
         assert 0 < path.density("weights") < 1
 
 
+class OwnStep(tf.keras.Sequential):
+    """A model that computes its loss by hand."""
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def test_a_loss_that_is_computed_by_hand_is_no_output() -> None:
+    """In a step of Keras, whose operators are named as those of modules are."""
+    model = OwnStep([tf.keras.Input((4,)), tf.keras.layers.Dense(3, name="last")])
+    model.compile("sgd")
+    tool = applied(lambda: model.fit(np.ones((4, 4)), np.ones((4, 3)), verbose=0))
+    assert tool.summary()["output"].endswith("last/BiasAdd:0")
+
+
 def test_what_builds_a_model_is_no_output() -> None:
     """A path begins in the forward pass, where the model has no rows of scores, too."""
     layers, random = tf.keras.layers, np.random.default_rng(0)

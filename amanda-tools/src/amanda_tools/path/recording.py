@@ -43,8 +43,9 @@ _JUDGING = re.compile(r"loss|metric|accuracy|criterion", re.IGNORECASE)
 _LOSS = re.compile(r"loss|entropy")
 """Matches types of operators that judge a model; TensorFlow's may return gradients as well."""
 
-_COUNTED = re.compile(r":\d+$")
-"""Ends the ids of operators that are counted in their module: ``net/dense/BiasAdd:0``."""
+_COUNTED = re.compile(r"(?!step/).*:\d+$")
+"""Matches ids of operators that are counted in their module, ``net/dense/BiasAdd:0``, without those
+of Keras' steps outside of layers, ``step/Pow:0``."""
 
 _BODY = re.compile(r"/(?=(body|cond|then_branch|else_branch|branches\d+)/)")
 """Where the name of a loop or branch may end in that of an operator within it."""
@@ -391,7 +392,7 @@ def find_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | 
 _PREFERRED: Sequence[Callable[[RecordedOp], object]] = (
     lambda op: op.is_in_module,
     # In Keras' training functions the operators of losses and metrics are named as in a graph.
-    lambda op: op.is_in_module and _COUNTED.search(op.about.id),
+    lambda op: op.is_in_module and _COUNTED.match(op.about.id),
     lambda op: not _LOSS.search(op.about.type),
     lambda op: not _JUDGING.search(op.about.id),
 )

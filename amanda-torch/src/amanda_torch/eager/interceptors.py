@@ -292,6 +292,9 @@ class Interceptor(Tracker, TorchFunctionMode):
             return self.run_leaf(cell, call, name, args[1:], kwargs, cls)
         name = name_of(func)
         if kind is Kind.LEAF:
+            if _internals.is_registered(func) and _is_below_autograd():
+                # The backward operator around it has been seen.
+                return func(*args, **kwargs)
             frame = self.frame
             # Within modules phases need not be determined.
             if (frame.is_checked or frame.asides) and self.asks(name):
@@ -530,3 +533,14 @@ class muted:  # noqa: N801 - reads as a statement
             self._running.__exit__()
         if self._interceptor is not None:
             self._interceptor.unmute()
+
+
+def _is_below_autograd() -> bool:
+    """True if a backward operator runs Python code that is called in place of its kernels: of a
+    mode or of a class of tensors."""
+    frame = _internals.caller_frame(2) if _internals.in_backward() else None
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        if frame.f_code.co_name == "__torch_dispatch__":
+            return True
+        frame = frame.f_back
+    return False
