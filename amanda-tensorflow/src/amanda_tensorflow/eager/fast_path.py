@@ -249,7 +249,7 @@ class FastPath:
         op_name: str,
         name: Any,
         args: Args,
-        values: tuple[Any, ...] = (),
+        values: Args = (),
     ) -> Any:
         """Run an operator on the slow path, which may not convert arguments as the fast path does.
 

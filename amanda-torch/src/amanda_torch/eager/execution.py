@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -329,12 +329,7 @@ class Executor:
         return self._finish(operation, call, known, result)
 
     def _run_again(
-        self,
-        known: KnownOp,
-        call: TorchCall,
-        outer: Sequence[Any],
-        key: Any,
-        stopped: tuple[Any, ...] | None,
+        self, known: KnownOp, call: TorchCall, outer: Sequence[Any], key: Any, stopped: Args | None
     ) -> Any:
         """Run an operator that has a plan, for the arguments of `run_described`."""
         dispatcher, plan = self._dispatcher, known.plan
@@ -397,13 +392,7 @@ class Executor:
         return with_outputs(plan, written, operation.values, result, outputs, changed)
 
     def _call(
-        self,
-        func: Any,
-        name: str,
-        op_id: str,
-        args: Args,
-        kwargs: Mapping[str, Any],
-        key: Any = None,
+        self, func: Any, name: str, op_id: str, args: Args, kwargs: Kwargs, key: Any = None
     ) -> TorchCall:
         tracker = self._tracker
         if "keras" in sys.modules:
