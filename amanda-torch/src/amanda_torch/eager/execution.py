@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,7 +61,7 @@ def unswallowed(error: BaseException, name: str) -> BaseException:
 
 
 Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
+Kwargs = Mapping[str, Any]
 
 _Tensor = torch.Tensor
 _is_grad_enabled = torch.is_grad_enabled
