@@ -98,12 +98,7 @@ def test_the_page_stands_with_the_results(amanda: Command, program: str, tmp_pat
     assert f"wrote count.json, largest.json, report.html in {tmp_path / 'out'}\n" in run.stdout
     page = (tmp_path / "out/report.html").read_text()
     assert f"amanda run -t count,largest -o out --html {program} &#39;x y&#39;" in page
-    for fact in (
-        "minigrad/0.1/eager",
-        "2 ops seen (2 forward)",
-        "normally",
-        "amanda-core",
-    ):
+    for fact in ("minigrad/0.1/eager", "2 ops seen (2 forward)", "normally", "amanda-core"):
         assert fact in page
     found = tables(page)
     assert column(found["largest outputs"], "largest") == [4, 8]

@@ -563,10 +563,7 @@ class EndsIterationsOfFunctions(EndsIterationsEarly):
     differentiates_functions = True
 
 
-@fault(
-    "test_operators_run_between_entry_and_exit_of_their_module",
-    "test_iterations_are_numbered",
-)
+@fault("test_operators_run_between_entry_and_exit_of_their_module", "test_iterations_are_numbered")
 class TellsNoModules(LoopbackDriver):
     """Ids have modules, but tools are not told of their calls."""
 

@@ -28,10 +28,7 @@ REASONS = {
 
 def table() -> str:
     """The capabilities that a mode lacks, as Markdown."""
-    lines = [
-        "| capability | eager | `tf.function` | session | why |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["| capability | eager | `tf.function` | session | why |", "|---|---|---|---|---|"]
     for capability in Capability:
         marks = ["yes" if capability in driver.capabilities else "no" for driver in DRIVERS]
         if "no" in marks:

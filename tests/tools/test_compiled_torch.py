@@ -93,10 +93,7 @@ def _rewriting() -> amanda.Tool:
 @pytest.mark.filterwarnings("ignore::amanda.errors.CoverageWarning")
 @pytest.mark.parametrize(
     "make",
-    [
-        _rewriting,
-        lambda: create_tools(["quantize:method=qat"])[0].tool,
-    ],
+    [_rewriting, lambda: create_tools(["quantize:method=qat"])[0].tool],
     ids=["rewriting", "qat"],
 )
 def test_tools_that_change_training_train_a_compiled_model_alike(

@@ -20,6 +20,7 @@ import amanda
 from amanda_tools.coverage import CoverageTool
 from tests import models
 from tests.running import applied
+from tests.torch.support import Cube
 
 HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_forward_hooks_with_kwargs",
@@ -73,20 +74,11 @@ def test_functions_written_in_python() -> None:
     """A mode sees ``F.normalize``, not what it computes with; an operator that is alone in a
     function is seen, in a loop too, and one written by the user or run backward is not."""
 
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return gradient * 2
-
     def run() -> None:
         x = torch.rand(2, 3, requires_grad=True)
         for _ in range(2):
             x = functional.relu(x)
-        Twice.apply(functional.normalize(x)).sum().backward()
+        Cube.apply(functional.normalize(x)).sum().backward()
 
     tool = applied(CoverageTool(), run)
     assert set(seen_by(tool, "torch_function")) == {"/setup/rand:0", "/relu:0", "/relu:1", "/sum:0"}

@@ -28,6 +28,7 @@ from amanda_tools.flops import FlopsTool
 from amanda_tools.flops.counting import SHAPES_KEPT, OpFlops
 from amanda_tools.summary import SummaryTool
 from tests.running import applied
+from tests.torch.support import Cube
 
 # -- batches that shapes do not show ------------------------------------------
 
@@ -110,25 +111,16 @@ def test_a_function_that_an_operator_calls_is_unknown() -> None:
 def test_unknown_operators_are_said() -> None:
     """A matrix exponential and somebody's own Function have no formula; their calls are counted."""
 
-    class Own(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return gradient * 2
-
     def run() -> None:
         for _ in range(3):
             x = torch.rand(3, 3, requires_grad=True)
             torch.linalg.matrix_exp(x.detach())
-            Own.apply(x.relu()).sum().backward()
+            Cube.apply(x.relu()).sum().backward()
             amanda.new_iteration()
 
     tool = applied(FlopsTool(), run)
     found = tool.summary()
-    assert found["unknown_ops"] == {"linalg_matrix_exp": 3, "Own": 3, "own_backward": 3}
+    assert found["unknown_ops"] == {"linalg_matrix_exp": 3, "Cube": 3, "cube_backward": 3}
     assert found["unknown_share"] == pytest.approx(3 / len(tool.op_rows()))
     assert {"relu", "relu_backward", "sum", "rand"} <= set(found["zero_ops"])
     out = io.StringIO()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import amanda
+from amanda_tools._timelines import tensorflow_profiler
 from amanda_tools._timelines.activities import MARK
 from amanda_tools._timelines.xplane import Names, planes_in, recording_of
 from amanda_tools.count import CountTool
@@ -50,6 +52,26 @@ def test_eager_operators() -> None:
     assert [kernel["name"] for kernel in row["kernels"]] == ["Tanh"]
     assert row["executions"] == 2
     assert 0 < row["host_us"] < sum(e.span for e in tool.recording.executions)
+
+
+def test_kernels_have_the_program_s_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the profiler begins late, as on a busy machine: steps are found by times."""
+
+    def begin() -> Any:
+        time.sleep(0.1)
+        return session()
+
+    session = tensorflow_profiler.ProfilerSession
+    monkeypatch.setattr(tensorflow_profiler, "ProfilerSession", begin)
+    times: list[float] = []
+
+    def run() -> None:
+        times.append(time.perf_counter())
+        step(tf.ones((2, 4)))
+        times.append(time.perf_counter())
+
+    begins = [activity.begin / 1e6 for activity in applied(run).recording.activities]
+    assert times[0] < min(begins) < max(begins) < times[1]
 
 
 def test_eager_operators_have_their_kernels_whatever_the_name_of_the_layer() -> None:

@@ -12,15 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import amanda
-from amanda_tools.path import (
-    Call,
-    NoRule,
-    PathTool,
-    Wanted,
-    containment,
-    rule,
-    similarity,
-)
+from amanda_tools.path import Call, NoRule, PathTool, Wanted, containment, rule, similarity
 from amanda_tools.path.rules import rule_of
 from amanda_tools.path.synapses import select_critical
 from tests.tools.path_oracle import applied

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import amanda
 from amanda_tools.path import Path, PathTool
+from amanda_tools.path.recording import PassRecorder
 
 tf1 = tf.compat.v1
 Weights = dict[str, Any]
@@ -147,6 +148,24 @@ def test_every_mode_has_the_paths_of_torch(mode: str, weights: Weights, image: A
         assert 0 < mask.count < mask.size
 
 
+@pytest.mark.parametrize("mode", ["function", "session"])
+def test_the_order_in_which_a_graph_runs_changes_no_path(
+    mode: str, weights: Weights, image: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Routines beside its operators run in any order: here, backwards."""
+    run, finish = MODES[mode](weights, image), PassRecorder.finish
+
+    def backwards(recorder: PassRecorder) -> None:
+        if (running := vars(recorder)["_pass"]) is not None:
+            running.executions = dict(reversed(running.executions.items()))
+        finish(recorder)
+
+    expected = applied(run)
+    monkeypatch.setattr(PassRecorder, "finish", backwards)
+    found = applied(run)
+    assert found.op_rows() == expected.op_rows()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_runs_that_follow_each_other(mode: str, weights: Weights, image: Any) -> None:
     """Each run is a pass of its own; a second one of the same image has the same paths."""
@@ -221,6 +240,25 @@ def test_a_keras_model_that_is_trained(mode: str) -> None:
         assert 0 < path.density("weights") < 1
 
 
+class OwnStep(tf.keras.Sequential):
+    """A model that computes its loss by hand."""
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def test_a_loss_that_is_computed_by_hand_is_no_output() -> None:
+    """In a step of Keras, whose operators are named as those of modules are."""
+    model = OwnStep([tf.keras.Input((4,)), tf.keras.layers.Dense(3, name="last")])
+    model.compile("sgd")
+    tool = applied(lambda: model.fit(np.ones((4, 4)), np.ones((4, 3)), verbose=0))
+    assert tool.summary()["output"].endswith("last/BiasAdd:0")
+
+
 def test_what_builds_a_model_is_no_output() -> None:
     """A path begins in the forward pass, where the model has no rows of scores, too."""
     layers, random = tf.keras.layers, np.random.default_rng(0)
@@ -282,18 +320,22 @@ def test_branches_of_a_graph_and_scopes_of_their_names() -> None:
     assert tool.op_rows()[-1]["type"] in ("linear", "identity")
 
 
-def test_a_recurrent_model_is_explained_down_to_its_loop() -> None:
-    """What a loop has collected counts as an input."""
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_recurrent_model_is_explained_down_to_its_loop(collects: bool) -> None:
+    """What a loop has collected counts as an input, and its steps are no sequences."""
     layers = tf.keras.layers
     tf.keras.utils.set_random_seed(0)
-    recurrent = layers.SimpleRNN(6, return_sequences=True)
-    model = tf.keras.Sequential([recurrent, layers.GlobalMaxPooling1D(), layers.Dense(3)])
+    pooling = [layers.GlobalMaxPooling1D()] if collects else []
+    recurrent = layers.SimpleRNN(6, return_sequences=collects)
+    model = tf.keras.Sequential([recurrent, *pooling, layers.Dense(3)])
     x = tf.random.uniform((2, 4, 5))
     model(x)
     run = tf.function(model)
     tool = applied(lambda: run(x))
     summary = tool.summary()
     assert len(summary["loops_and_branches"]) == 1
+    assert "sequences" not in summary
+    assert summary["output"].split("/")[-1].startswith("BiasAdd")
     assert [path.label for path in tool.paths] == run(x).numpy().argmax(axis=1).tolist()
     for path in tool.paths:
         assert sum(mask.count for mask in path.inputs.values()) > 0

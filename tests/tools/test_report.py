@@ -337,10 +337,7 @@ def test_the_tree_and_the_head_have_the_last_step() -> None:
     setup = {"phase": "setup", "flops": 7, "per_step": {"flops": 0}}
     ops = [op("Net.a/mm:0", "a", "mm", phase="forward", **step), op("/rand:0", "", "rand", **setup)]
     per_step = {"flops": 4, "flops_backward": 0}
-    summary = {
-        "steps": 3,
-        "per_step": {**per_step, "min": {"flops": 4}, "max": {"flops": 3000}},
-    }
+    summary = {"steps": 3, "per_step": {**per_step, "min": {"flops": 4}, "max": {"flops": 3000}}}
     found = model({"ops": ops, "summary": summary})
     assert (found.of, found.total("flops", "forward")) == ("one step, the last of 3", 4)
     rows = found.data()["nodes"]

@@ -66,6 +66,12 @@ def test_samples_are_the_first_size_of_the_input(model: nn.Module, x: Any) -> No
     assert found["per_token"] is None
 
 
+def test_a_packed_sequence_has_unknown_samples() -> None:
+    """Its first size is the sum of the lengths."""
+    packed = nn.utils.rnn.pack_sequence([torch.rand(length, WIDTH) for length in (4, 2)])
+    assert "samples" not in passes(lstm(batch_first=True), packed)["per_step"]
+
+
 def test_tokens_are_the_integers_of_the_input() -> None:
     """Of an input of two axes."""
     found = passes(Embedded(encoder(batch_first=True)), tokens(BATCH, STEPS))

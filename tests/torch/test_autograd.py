@@ -15,15 +15,7 @@ from torch.autograd import backward, grad
 
 import amanda
 from tests.torch.reference import nodes_before
-from tests.torch.support import (
-    Counter,
-    Cube,
-    On,
-    after,
-    applied,
-    before,
-    fingerprint,
-)
+from tests.torch.support import Counter, Cube, On, after, applied, before, fingerprint
 
 
 class Square(torch.autograd.Function):

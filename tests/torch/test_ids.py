@@ -241,6 +241,16 @@ def test_named_operators() -> None:
     assert names == ["add", "sin", "sin.default", "__getitem__", "T", "matmul"]
 
 
+def test_a_function_of_the_program_with_the_name_of_an_operator() -> None:
+    """It is another operator: its module is in its id."""
+
+    class gelu(torch.autograd.Function):
+        forward = staticmethod(lambda ctx, x: x.clone())
+
+    ids = _ids(lambda: gelu.apply(X), lambda: nn.functional.gelu(X))  # type: ignore[no-untyped-call]
+    assert ids == ["/test_ids::gelu:0", "/gelu:0"]
+
+
 def test_names_of_modules_may_hold_dots() -> None:
     """A module whose name holds a dot, which ``setattr`` allows, has its name in ids as it is."""
     model, counter = nn.Module(), ForwardCounter()

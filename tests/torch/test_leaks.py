@@ -16,13 +16,7 @@ from amanda.errors import CapabilityError
 from amanda.tools.graph_tracing import GraphTracingTool
 from tests.counting import no_collection
 from tests.running import in_threads
-from tests.torch.support import (
-    TRANSPARENT,
-    Counter,
-    LiveTensors,
-    On,
-    applied,
-)
+from tests.torch.support import TRANSPARENT, Counter, LiveTensors, On, applied
 
 
 class Cloning(amanda.Tool):

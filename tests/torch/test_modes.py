@@ -187,6 +187,17 @@ def test_a_dispatch_mode_does_not_see_the_operators_of_tools() -> None:
     assert tool.sums
 
 
+def test_what_a_dispatch_mode_runs_in_a_backward_operator_is_a_part_of_it() -> None:
+    """It is no operator of its own, whose work would count twice."""
+    found = []
+    for mode in (nullcontext(), Dispatches()):
+        counter, x = ForwardCounter(), torch.ones(3, 2, requires_grad=True)
+        with applied(counter), mode:
+            (x.sin() @ x.mT).sum().backward()
+        found.append(counter.ids)
+    assert found[0] == found[1]
+
+
 def test_selective_checkpoints_keep_no_operators_of_tools() -> None:
     """Selective checkpoints, which are dispatch modes, number the operators of a pass: those
     that a tool runs in one of the two passes only would give others' results to the model."""

@@ -66,9 +66,7 @@ def test_ids_are_equal_across_processes() -> None:
     command = [sys.executable, "-W", "ignore", "-c", _PROGRAM]
     runs = [
         subprocess.Popen(
-            command,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            stdout=subprocess.PIPE,
+            command, env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE
         )
         for seed in ("1", "2")
     ]

@@ -15,11 +15,7 @@ pytest.importorskip("accelerate")
 from tests.programs import torch_training, torch_vision
 from tests.programs.comparison import compare
 
-SAMPLE = (
-    torch_training.accelerate_loop,
-    torch_training.recurrent_network,
-    torch_vision.timm_swin,
-)
+SAMPLE = (torch_training.accelerate_loop, torch_training.recurrent_network, torch_vision.timm_swin)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

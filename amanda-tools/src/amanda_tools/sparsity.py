@@ -181,10 +181,10 @@ def _zeros(row: Mapping[str, Any] | None) -> str:
 def _cells(row: Mapping[str, Any]) -> tuple[Any, ...]:
     shares = (f"{100 * row[name]:.1f} %" for name in ("sparsity", "last_sparsity"))
     label = in_model(row["label"], row["module"])
-    cells: tuple[Any, ...] = (label, *shares, row["elements"])
+    cells: tuple[Any, ...] = (label, *shares, f"{row['elements']:,}")
     if row["kind"] == "activations":
         units = row["units"]
-        cells += ("-" if units is None else f"{row['dead_units']} of {units}",)
+        cells += ("-" if units is None else f"{row['dead_units']:,} of {units:,}",)
     elif row["kind"] == "weights":
         share = row["pattern_share"]
         cells += ("-" if share is None else f"{100 * share:.1f} %",)

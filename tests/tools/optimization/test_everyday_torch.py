@@ -65,10 +65,7 @@ def test_checkpointing_changes_nothing(make: Maker) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda: PruneTool(method="channel", ops=["linear"]),
-        lambda: QuantizeTool(method="qat"),
-    ],
+    [lambda: PruneTool(method="channel", ops=["linear"]), lambda: QuantizeTool(method="qat")],
     ids=["channel", "lsq"],
 )
 def test_what_is_learned_under_autocast_is_kept_in_float32(make: Maker) -> None:

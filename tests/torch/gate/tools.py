@@ -94,9 +94,7 @@ class Inlined(amanda.Tool):
     """A counter, a timer and a change of memory around every forward and backward operator."""
 
     def __init__(
-        self,
-        log: amanda.inline.Log | None = None,
-        used: Callable[[], int] | None = None,
+        self, log: amanda.inline.Log | None = None, used: Callable[[], int] | None = None
     ) -> None:
         super().__init__()
         self.counter, self.timer = amanda.inline.Counter(), amanda.inline.Timer(log)

@@ -17,8 +17,6 @@ from amanda.interface.action import Action, ActionKind
 from amanda.interface.context import replaced_twice
 from amanda.state import LiveScope
 
-_REPLACEMENTS = frozenset({"replace", "replace_backward"})
-
 _FIELDS = {
     ActionKind.BEFORE_OP: "before",
     ActionKind.AFTER_OP: "after",
@@ -96,13 +94,13 @@ def find_replacement(records: Sequence[OpRecord], kind: ActionKind) -> Action | 
     Raises:
         ReplacementConflictError: there are two.
     """
-    found = None
-    for record in records:
-        for action in record.actions(kind):
-            if found is not None:
-                raise replaced_twice(found, action)
-            found = action
-    return found
+    return _only([action for record in records for action in record.actions(kind)])
+
+
+def _only(replacements: Sequence[Action]) -> Action | None:
+    if len(replacements) > 1:
+        raise replaced_twice(*replacements[:2])
+    return replacements[0] if replacements else None
 
 
 def compile_plan(
@@ -123,9 +121,7 @@ def compile_plan(
             if actions:
                 name = _FIELDS[kind]
                 found[name] = (*found[name], *actions) if name in found else actions
-    for name in _REPLACEMENTS.intersection(found):
-        if len(found[name]) > 1:
-            raise replaced_twice(*found[name][:2])
-        (found[name],) = found[name]
+    for name in found.keys() & {"replace", "replace_backward"}:
+        found[name] = _only(found[name])
     claims = True in [scope.analyses_backward() for scope in scopes]
     return ActionPlan(op_id, claims=claims, **found)

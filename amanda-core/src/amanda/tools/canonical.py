@@ -21,6 +21,7 @@ from typing import Any
 
 from amanda.errors import ContextExpiredError, MappingError, TensorReleased, described
 from amanda.interface.context import OpContext
+from amanda.interface.specs import TensorSpec
 
 AttributeRule = Callable[[OpContext], Mapping[str, Any]]
 """A function of a context that gives the canonical attributes of its operator."""
@@ -161,30 +162,12 @@ def output_shape(context: OpContext) -> tuple[int | None, ...] | None:
         outputs = context.get_outputs()
         if outputs is None:
             context[LACKS_OUTPUTS] = True
-        return sizes_of(outputs[0]) if outputs else None
+        return TensorSpec(outputs[0]).shape if outputs else None
     except TensorReleased:
         return None
 
 
-def sizes_of(tensor: Any) -> tuple[int | None, ...] | None:
-    """The shape of a tensor: None for a size that is not known, or where there is no shape."""
-    try:
-        shape = tuple(tensor.shape)
-    except (AttributeError, TypeError, ValueError, RuntimeError):
-        return None
-    if _INT.issuperset(map(type, shape)):
-        return shape
-    return tuple(size if isinstance(size, int) else None for size in map(_plain_size, shape))
-
-
-_INT, _STR = frozenset({int}), frozenset({str})
-
-
-def _plain_size(size: Any) -> Any:
-    try:
-        return int(size)
-    except (TypeError, ValueError, RuntimeError):
-        return None
+_STR = frozenset({str})
 
 
 def per_place(value: Any, count: int) -> tuple[int, ...]:

@@ -53,9 +53,7 @@ if typing.TYPE_CHECKING:
 
 OptionsT = TypeVar("OptionsT")
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-_RESULTS = "result op_rows summary tables charts print_summary write_files".split()
+_T = TypeVar("_T")
 
 
 def type_names(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -81,16 +79,23 @@ def applies_if(what: str, holds: Callable[[Any], bool]) -> dict[str, Any]:
     return {_APPLIES: (what, holds)}
 
 
-def _alone(method: _F) -> _F:
-    """A method that reads what routines write, in any thread: it runs while none of them does."""
+def _read_alone(cls: type[_T]) -> type[_T]:
+    """Let methods that read what routines write, in any thread, run while none of them does."""
+    for name in "result op_rows summary tables charts print_summary write_files".split():
+        if inspect.isfunction(method := vars(cls).get(name)):
+            setattr(cls, name, _alone(method))
+    return cls
 
+
+def _alone(method: Callable[..., Any]) -> Callable[..., Any]:
     def read(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         found = method(*args, **kwargs)
         return list(found) if isinstance(found, Iterator) else found
 
-    return functools.wraps(method)(lambda *args, **kwargs: tool_locked(read, args, kwargs))  # type: ignore[return-value]
+    return functools.wraps(method)(lambda *args, **kwargs: tool_locked(read, args, kwargs))
 
 
+@_read_alone
 class ReportingTool(Tool, Generic[OptionsT]):
     """Base class of the tools that report a result.
 
@@ -126,9 +131,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         if "Options" in vars(cls):
             # Read by help(), editors and `amanda run`.
             cls.__signature__ = _signature(cls.Options)  # type: ignore[attr-defined]
-        for name in _RESULTS:
-            if inspect.isfunction(method := vars(cls).get(name)):
-                setattr(cls, name, _alone(method))
+        _read_alone(cls)
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -280,7 +283,6 @@ class ReportingTool(Tool, Generic[OptionsT]):
         known = self._step_figures.times_of
         return [times for number, times in known.items() if number or len(known) == 1]
 
-    @_alone
     def result(self) -> dict[str, Any]:
         """The result as plain data: the contents of ``DIR/<tool>.json``.
 
@@ -338,7 +340,6 @@ class ReportingTool(Tool, Generic[OptionsT]):
         """The charts of the page of ``amanda run --html``."""
         return ()
 
-    @_alone
     def print_summary(self, file: TextIO) -> None:
         """Print :meth:`tables` as plain text: a first screen, unless :attr:`prints_all`."""
         tables = list(self.tables())

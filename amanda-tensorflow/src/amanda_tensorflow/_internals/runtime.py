@@ -225,31 +225,37 @@ def variable_of(handle: Any) -> KnownVariable:
 
 
 def _named_variables() -> dict[int, KnownVariable]:
-    base = resource_variable_ops.BaseResourceVariable
-    of_keras = sys.modules.get("keras")
-    keras, layer = (getattr(of_keras, name, base) for name in ("Variable", "Layer"))
+    keras = sys.modules.get("keras")
+    variables = _kinds(resource_variable_ops.BaseResourceVariable)
+    wrappers, layers = (_kinds(getattr(keras, name, None)) for name in ("Variable", "Layer"))
+    kinds = variables | wrappers | layers
+    # By type: isinstance() would run code of lazy objects, and take three times as long.
+    values = [value for value in gc.get_objects() if type(value) in kinds]
     found: dict[int, KnownVariable] = {}
-    wrapped, state = [], set[int]()
-    for value in gc.get_objects():
-        # By type: isinstance() would run code of lazy objects.
-        kind = type(value)
-        if issubclass(kind, base):
+    state = set[int]()
+    for value in values:
+        if type(value) in variables:
             handle = getattr(value, "_handle", None)
             if isinstance(handle, EagerTensor):
                 name = str(value.name).partition(":")[0]
                 found[id(handle)] = KnownVariable(weakref.ref(handle), name, bool(value.trainable))
-        elif issubclass(kind, keras):
-            wrapped.append(value)
-        elif issubclass(kind, layer):
+        elif type(value) in layers:
             # Such as moving averages; metrics and random generators are elsewhere (Keras 3.15).
             state.update(map(id, vars(value).get("_non_trainable_variables", ())))
-    for variable in wrapped:
+    for variable in (value for value in values if type(value) in wrappers):
         handle = getattr(getattr(variable, "_value", None), "_handle", None)
         if id(handle) in found:
             known = found[id(handle)]
             is_parameter = known.is_parameter or id(variable) in state
             found[id(handle)] = KnownVariable(known.handle, str(variable.path), is_parameter)
     return found
+
+
+def _kinds(base: Any) -> set[Any]:
+    """A class, if there is one, with all that are derived from it."""
+    if base is None:
+        return set()
+    return {base}.union(*map(_kinds, type.__subclasses__(base)))
 
 
 def is_on_tape(target: Sequence[Any], output_gradients: Sequence[Any] | None = None) -> bool:

@@ -66,7 +66,8 @@ _no_tape_records = _internals.no_tape_records
 _only_tensors = _internals.TENSORS_ONLY.issuperset
 _no_variables, _is_read = _internals.NO_VARIABLES.issuperset, _internals.is_read_by_runtime
 
-Runner = Callable[[Any, str, Any, tuple[Any, ...]], Any]
+Args = tuple[Any, ...]
+Runner = Callable[[Any, str, Any, Args], Any]
 """Runs an operator: it is given the arguments of the fast path."""
 
 
@@ -147,9 +148,7 @@ class FastPath:
 
     # -- the decision -----------------------------------------------------
 
-    def decide(
-        self, tracker: EagerTracker, scopes: Any, ctx: Any, op_name: str, args: tuple[Any, ...]
-    ) -> Any:
+    def decide(self, tracker: EagerTracker, scopes: Any, ctx: Any, op_name: str, args: Args) -> Any:
         """Decide how an operator runs; for what is returned see the module.
 
         Args:
@@ -182,13 +181,13 @@ class FastPath:
             return self._with_mark(tracker, cell, entry, op_name, args)
         return tracker, cell, marked, entry
 
-    def _replacing(self, tracker: EagerTracker, op_name: str, args: tuple[Any, ...]) -> Any:
+    def _replacing(self, tracker: EagerTracker, op_name: str, args: Args) -> Any:
         """Decide on an operator of a tool's code, perhaps of a replacement; see :meth:`decide`."""
         if tracker.marking is None or _internals.no_tape_records():
             return self._uncounted
         return self._fall_back(Reason.REPLACEMENT, tracker, op_name, args)
 
-    def _look_up(self, tracker: EagerTracker, ctx: Any, op_name: str, args: tuple[Any, ...]) -> Any:
+    def _look_up(self, tracker: EagerTracker, ctx: Any, op_name: str, args: Args) -> Any:
         """Decide on an operator that has no entry where it was looked for; see :meth:`decide`."""
         run = tracker.run
         if run is not None:
@@ -211,12 +210,7 @@ class FastPath:
         return self._fall_back(Reason.ANALYSIS, tracker, op_name, args)
 
     def _with_mark(
-        self,
-        tracker: EagerTracker,
-        cell: Cell,
-        entry: OperatorEntry,
-        op_name: str,
-        args: tuple[Any, ...],
+        self, tracker: EagerTracker, cell: Cell, entry: OperatorEntry, op_name: str, args: Args
     ) -> Any:
         """Decide on an operator that tapes record under a mark of ours, which its executions share
         from the second backward pass on; see :meth:`decide`.
@@ -254,8 +248,8 @@ class FastPath:
         ctx: Any,
         op_name: str,
         name: Any,
-        args: tuple[Any, ...],
-        values: tuple[Any, ...] = (),
+        args: Args,
+        values: Args = (),
     ) -> Any:
         """Run an operator on the slow path, which may not convert arguments as the fast path does.
 
@@ -289,7 +283,7 @@ class FastPath:
         return result
 
     def _on_values(
-        self, tracker: EagerTracker, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]
+        self, tracker: EagerTracker, ctx: Any, op_name: str, name: Any, args: Args
     ) -> Any:
         """Run an operator on the values of the variables that it is passed, which operators read.
 
@@ -315,7 +309,7 @@ class FastPath:
         ctx: Any,
         op_name: str,
         name: Any,
-        args: tuple[Any, ...],
+        args: Args,
     ) -> Any:
         """Run an operator between its routines.
 
@@ -357,9 +351,7 @@ class FastPath:
         finally:
             tracker.begun = None
 
-    def _outside(
-        self, tracker: EagerTracker, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]
-    ) -> Any:
+    def _outside(self, tracker: EagerTracker, ctx: Any, op_name: str, name: Any, args: Args) -> Any:
         """Run an operator of a backward pass that no known operator's gradient function runs."""
         result = self._vanilla.fast_path(ctx, op_name, name, *args)
         if op_name == "AddN":
@@ -369,7 +361,7 @@ class FastPath:
         return result
 
     def _call_python(
-        self, tracker: EagerTracker, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]
+        self, tracker: EagerTracker, ctx: Any, op_name: str, name: Any, args: Args
     ) -> Any:
         """Run an operator that calls a Python function."""
         call = functools.partial(self._vanilla.fast_path, ctx, op_name, name, *args)
@@ -391,7 +383,7 @@ def _slow_call(op_name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     return call
 
 
-def _read_variables(op_name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _read_variables(op_name: str, args: Args) -> tuple[Any, ...]:
     """The arguments of the fast path with the values of the variables among the inputs, read in the
     order of the fast path, which finds the same types for them."""
     declared, values = _internals.DECLARED[op_name], list(args)

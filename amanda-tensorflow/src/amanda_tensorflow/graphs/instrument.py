@@ -37,11 +37,7 @@ from amanda_tensorflow.graphs.replacement_captures import ReplacementCapture, ca
 from amanda_tensorflow.graphs.replacement_gradients import leave
 from amanda_tensorflow.graphs.run_time_routines import RunTimeRoutine, is_routable
 from amanda_tensorflow.graphs.sites import ForwardState, GraphSegment, LazyAttributes, OpSite
-from amanda_tensorflow.graphs.variable_origins import (
-    ReadVariable,
-    WriteVariable,
-    variable_origin,
-)
+from amanda_tensorflow.graphs.variable_origins import ReadVariable, WriteVariable, variable_origin
 from amanda_tensorflow.keras_layers.module_names import is_plain_module
 from amanda_tensorflow.keras_layers.paths import LayerIds
 from amanda_tensorflow.operators.description import NamedOperator, input_names

@@ -7,7 +7,8 @@ made by a layer                        as in eager execution: ``net/c1/Conv2D:0`
                                        (:mod:`amanda_tensorflow.keras_layers.paths`)
 of the loss of a compiled model        as in eager execution: ``loss/mse/Mean:0``
 else, in a function of Keras' trainer  as in eager execution: ``/optimizer/Mul:0``; in a forward
-                                       pass without a name scope ``step/Mean:0``
+                                       pass without a name scope ``step/Mean:0``; of metrics and
+                                       data ``/other/step/Mean:0``
 else                                   ``<function or graph>/<name>``: ``step/Sum``
 =====================================  =========================================================
 """
@@ -18,7 +19,7 @@ import re
 from typing import Any
 
 from amanda_tensorflow.labels import LOSS, in_ids
-from amanda_tensorflow.operators.description import module_of, named_with_type
+from amanda_tensorflow.operators.description import named_with_type
 from amanda_tensorflow.operators.phases import phase_of_node
 
 _TRAINER = re.compile(r"(one|multi)_step_on_(data|iterator)(_distributed)?(@\d+)?(/|$)")
@@ -39,14 +40,12 @@ def scope_outside_layers(op: Any, ids: str) -> str | None:
     if not _TRAINER.match(ids):
         return None
     phase = phase_of_node(op, False)
-    # Without a scope it would share its id with operators that the program runs eagerly. In other
-    # phases TensorFlow's own functions open scopes, which eager execution has not.
-    return (name_scope or "step/") if phase == "forward" else f"/{phase}/"
-
-
-def module_outside_layers(op: Any) -> str:
-    """The module path of an operator that no layer has made: its name scope."""
-    return module_of(in_ids(op.name))
+    # Without a scope it would share its id with operators that run eagerly: metrics are read so
+    # after each epoch. In other phases TensorFlow's own functions open scopes, which eager
+    # execution has not.
+    if phase == "forward":
+        return name_scope or "step/"
+    return "/other/step/" if phase == "other" else f"/{phase}/"
 
 
 def key_of(op: Any, ids: str, names: Any) -> str:

@@ -23,10 +23,11 @@ from amanda_tensorflow.gradient_map.recording import (
 )
 from amanda_tensorflow.gradient_map.recovery import completed
 from amanda_tensorflow.graphs.iterations import GraphIterations
-from amanda_tensorflow.graphs.op_ids import key_of, module_outside_layers, scope_outside_layers
+from amanda_tensorflow.graphs.op_ids import key_of, scope_outside_layers
 from amanda_tensorflow.keras_layers.paths import LayerIds
 from amanda_tensorflow.keras_layers.recording import LayerCall, LayerPath
-from amanda_tensorflow.operators.description import attributes_of
+from amanda_tensorflow.labels import in_ids
+from amanda_tensorflow.operators.description import attributes_of, module_of
 
 
 @attrs.frozen(eq=False)
@@ -277,8 +278,11 @@ class OpSite:
         return self.layer_ids.path_of(call)
 
     def module(self, op: Any) -> str:
-        """The module path of an operator."""
-        return self.path(op).module or module_outside_layers(op)
+        """The module path of an operator; of one that no layer has made, its name scope."""
+        if module := self.path(op).module:
+            return module
+        is_other = self.op_id(op).startswith("/other/")
+        return "other/step" if is_other else module_of(in_ids(op.name))
 
     def _read_layers(self) -> None:
         if not self._knows_layers:

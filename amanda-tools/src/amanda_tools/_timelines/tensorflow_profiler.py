@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -28,7 +28,7 @@ from amanda.files import TemporaryFolder
 from amanda.state import Lock
 from amanda_tools._internals.tensorflow import ProfilerSession, ProfilerUses
 from amanda_tools._timelines.activities import ProfilerRecording
-from amanda_tools._timelines.xplane import Names, planes_in, recording_of
+from amanda_tools._timelines.xplane import Names, began_at, planes_in, recording_of
 
 _DETAILS = 2
 """Level of the host tracer at which threads record each kernel."""
@@ -43,18 +43,24 @@ class ProfilerSegment:
 
     Attributes:
         folder: folder of its files, removed by the last :meth:`release`.
-        began: ``time.perf_counter_ns()`` at its begin.
+        clock: ``time.perf_counter_ns()`` less ``time.time_ns()``.
+        began: ``time.perf_counter_ns()`` at its begin, for profiles that do not tell it.
         holders: number of recordings that have not read it yet.
     """
 
     folder: TemporaryFolder
+    clock: int
     began: int
     holders: int = 0
 
-    def planes(self) -> Iterator[Any]:
-        """Read the planes that the profiler has written."""
+    def recording(self, names: Names) -> ProfilerRecording:
+        """Read what the profiler has written."""
         files = sorted(self.folder.path.rglob("*.xplane.pb"))
-        return planes_in(file.read_bytes() for file in files)
+        planes = list(planes_in(file.read_bytes() for file in files))
+        # A profile begins up to seconds after it was asked for, when the machine is busy.
+        began = began_at(planes)
+        origin = self.began if began is None else began + self.clock
+        return recording_of(planes, names, origin / 1e3)
 
     def release(self) -> None:
         """Drop one holder; remove the files after the last one."""
@@ -98,7 +104,7 @@ class ProfilerUse:
         segments, self.segments = self.segments, []
         found = ProfilerRecording()
         for segment in segments:
-            found.extend(recording_of(segment.planes(), names, segment.began / 1e3))
+            found.extend(segment.recording(names))
             segment.release()
         return found
 
@@ -186,7 +192,7 @@ class _SharedProfiler:
             self._failed(f"there is no place for its temporary files: {error}")
             return
         options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=_DETAILS)
-        began = time.perf_counter_ns()
+        clock = time.perf_counter_ns() - time.time_ns()
         # Not by the public functions, in whose variable the program's own use is.
         self._session = ProfilerSession()
         try:
@@ -197,7 +203,7 @@ class _SharedProfiler:
             folder.remove()
             self._failed(_IN_USE)
             return
-        self.segment = ProfilerSegment(folder, began)
+        self.segment = ProfilerSegment(folder, clock, time.perf_counter_ns())
         self._timer = threading.Timer(_LONGEST, self._renew)
         self._timer.daemon = True
         self._timer.start()

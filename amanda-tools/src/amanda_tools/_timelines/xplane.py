@@ -364,6 +364,13 @@ def _moved(stats: Mapping[str, Any]) -> int | None:
     return int(match[1]) if match is not None else None
 
 
+def began_at(planes: Iterable[Any]) -> int | None:
+    """Return when the profile began, in nanoseconds of ``time.time_ns()``, if it tells."""
+    stats = ((plane, stat) for plane in planes for stat in plane.stats)
+    names = ((plane.stat_metadata[stat.metadata_id].name, stat) for plane, stat in stats)
+    return next((s.uint64_value for name, s in names if name == "profile_start_time"), None)
+
+
 def planes_in(contents: Iterable[bytes]) -> Iterator[Any]:
     """Yield the planes in files that the profiler has written."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2

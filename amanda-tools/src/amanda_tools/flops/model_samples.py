@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from amanda.interface.points import PointContext
@@ -34,7 +34,8 @@ class ModelSamples:
         # By what the ids of the module begin with: another module may get its ``id()``.
         self._passes: dict[str, tuple[int, int | None]] = {}
         self._given: dict[str, int] = {}
-        self._order: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        # Whether the parts of a module have data with samples first, and whether one is recurrent.
+        self._orders: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def take(self) -> int:
         """Add the passes since the last call; return the most samples of one."""
@@ -57,7 +58,7 @@ class ModelSamples:
             return
         known = ((tensor, _sizes(tensor)) for tensor in point.inputs)
         tensor, sizes = next((pair for pair in known if pair[1] != ()), (None, None))
-        if not sizes or not self._has_batch_first(point.target):
+        if not sizes or not self._has_batch_first(point.target, point.inputs):
             self._samples = self._tokens = None
             return
         self._given[point.id] = sizes[0]
@@ -87,14 +88,27 @@ class ModelSamples:
         named = {"samples": self._samples, "tokens": self._tokens}
         return {name: count for name, count in named.items() if count}
 
-    def _has_batch_first(self, module: Any) -> bool:
-        """Return False for a module of PyTorch with a part whose data have positions first."""
+    def _has_batch_first(self, module: Any, inputs: Sequence[Any]) -> bool:
+        """Return False for a module of PyTorch with a part whose data have positions first, as
+        those of recurrent layers have in a packed sequence."""
         if not _is_of_torch(module):
             return True
-        if module not in self._order:
-            parts = module.modules()
-            self._order[module] = all(getattr(part, "batch_first", True) for part in parts)
-        return self._order[module]
+        if module not in self._orders:
+            parts = list(module.modules())
+            has_batch_first = all(getattr(part, "batch_first", True) for part in parts)
+            self._orders[module] = (
+                has_batch_first,
+                any(hasattr(part, "proj_size") for part in parts),
+            )
+        has_batch_first, is_recurrent = self._orders[module]
+        return has_batch_first and not (is_recurrent and _is_packed(*inputs[:2]))
+
+
+def _is_packed(data: Any, batch_sizes: Any = None) -> bool:
+    """True if tensors may be those of a ``PackedSequence``: the second one adds up to the first."""
+    if batch_sizes is None or batch_sizes.dim() != 1 or batch_sizes.device.type != "cpu":
+        return False
+    return (_sizes(data) or (0,))[0] == int(batch_sizes.sum())
 
 
 def _is_of_torch(module: Any) -> bool:

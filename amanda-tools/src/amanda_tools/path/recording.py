@@ -43,8 +43,9 @@ _JUDGING = re.compile(r"loss|metric|accuracy|criterion", re.IGNORECASE)
 _LOSS = re.compile(r"loss|entropy")
 """Matches types of operators that judge a model; TensorFlow's may return gradients as well."""
 
-_COUNTED = re.compile(r":\d+$")
-"""Ends the ids of operators that are counted in their module: ``net/dense/BiasAdd:0``."""
+_COUNTED = re.compile(r"(?!step/).*:\d+$")
+"""Matches ids of operators that are counted in their module, ``net/dense/BiasAdd:0``, without those
+of Keras' steps outside of layers, ``step/Pow:0``."""
 
 _BODY = re.compile(r"/(?=(body|cond|then_branch|else_branch|branches\d+)/)")
 """Where the name of a loop or branch may end in that of an operator within it."""
@@ -198,7 +199,7 @@ class RecordedExecution:
 
 @attrs.define(eq=False)
 class RecordedPass:
-    """The executions of one pass, in order.
+    """The executions of one pass, in order; of a graph in the graph's.
 
     Attributes:
         labels: labels that were set when it began.
@@ -236,22 +237,19 @@ class PassRecorder(Tool):
     def finish(self) -> None:
         """End the current pass."""
         finished, self._pass = self._pass, None
-        if finished is not None:
-            for execution in self.in_order(finished):
-                if not execution.op.runs_at_once:
-                    # Routines beside the operators of a graph run in any order.
-                    given, execution.inputs = execution.inputs, []
-                    self._connect(finished, execution, given)
-            self._finished(finished)
-
-    def in_order(self, run: RecordedPass) -> list[RecordedExecution]:
-        """Return the executions of a pass; of a graph, which may run them in any order, in the
-        graph's."""
-        executions = list(run.executions.values())
-        if all(execution.op.runs_at_once for execution in executions):
-            return executions
-        order = {op.id: place for place, op in enumerate(self.tracing.graph.ops)}
-        return sorted(executions, key=lambda e: order.get(e.op.about.id, -1))
+        if finished is None:
+            return
+        executions = list(finished.executions.values())
+        if not all(execution.op.runs_at_once for execution in executions):
+            # Routines beside the operators of a graph run in any order.
+            order = {op.id: place for place, op in enumerate(self.tracing.graph.ops)}
+            executions.sort(key=lambda e: order.get(e.op.about.id, -1))
+            finished.executions = {e.op.about.id: e for e in executions}
+        for execution in executions:
+            if not execution.op.runs_at_once:
+                given, execution.inputs = execution.inputs, []
+                self._connect(finished, execution, given)
+        self._finished(finished)
 
     def _analyse(self, context: OpContext) -> None:
         made = {} if self._pass is None else self._pass.executions
@@ -394,7 +392,7 @@ def find_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | 
 _PREFERRED: Sequence[Callable[[RecordedOp], object]] = (
     lambda op: op.is_in_module,
     # In Keras' training functions the operators of losses and metrics are named as in a graph.
-    lambda op: op.is_in_module and _COUNTED.search(op.about.id),
+    lambda op: op.is_in_module and _COUNTED.match(op.about.id),
     lambda op: not _LOSS.search(op.about.type),
     lambda op: not _JUDGING.search(op.about.id),
 )

@@ -140,13 +140,15 @@ class PathTool(PrintingTool[PathOptions]):
             self._without_output += 1
             return
         self._start = output.op.about.id
-        self._bodies |= _outermost(find_bodies(list(run.executions.values())))
+        bodies = find_bodies(list(run.executions.values()))
+        self._bodies |= _outermost(bodies)
         start = Start.of(output, self.options.axis, run.labels)
         if not start.index:
             return
         options = self.options
         found = Extraction(run, start, options.theta, keep_synapses=options.synapses)
-        if found.sequences is not None:
+        # What a loop has collected has steps first.
+        if found.sequences is not None and not bodies:
             self._tokens += len(found.paths)
             self._sequences += found.sequences
         ops = {execution.op.about.id: execution.op for execution in found.executions}
@@ -181,7 +183,7 @@ class PathTool(PrintingTool[PathOptions]):
             return found if found.real_outputs() else None
         if self._start and not self.options.output:
             return None
-        in_order = self._recorder.in_order(run)
+        in_order = list(run.executions.values())
         if self.options.output:
             named = [e for e in in_order if fnmatch.fnmatchcase(e.op.about.module, wanted)]
             return next((e for e in reversed(named) if any(e.is_data) and e.real_outputs()), None)

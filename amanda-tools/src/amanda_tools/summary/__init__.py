@@ -23,6 +23,9 @@ from amanda_tools.summary.scopes import Scopes
 
 __all__ = ["ModelSummary", "SummaryOptions", "SummaryTool"]
 
+_CALLED = ("pytorch/", "tensorflow/")
+"""Frameworks whose modules are entered and left; others have scopes by the names of operators."""
+
 
 class SummaryTool(PrintingTool[SummaryOptions]):
     """Shows the tree of each model: parameters, operations, activations.
@@ -93,8 +96,7 @@ class SummaryTool(PrintingTool[SummaryOptions]):
     def _analyse(self, context: OpContext) -> None:
         self._namespaces.add(str(context.namespace))
         figures = OpFigures.of(context)
-        is_known = str(context.namespace).startswith(("pytorch/", "tensorflow/"))
-        if not (context.runs_at_once and is_known):
+        if not (context.runs_at_once and context.namespace.startswith(_CALLED)):
             scoped = self._scopes.note(context)
             add = self._graph_ops.adder(context.get_module(), scoped)
             if figures is not None:
@@ -163,7 +165,7 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         """The tree of each model, down to the option ``depth``."""
         rows = self.modules()
         if not rows:
-            others = [n for n in self._namespaces if not n.startswith(("pytorch/", "tensorflow/"))]
+            others = [n for n in self._namespaces if not n.startswith(_CALLED)]
             which = f" of PyTorch, TensorFlow or Keras, only of {', '.join(sorted(others))}"
             yield Table(f"summary: no module was called{which if others else ''}", (), ())
         for name, of in self.summary()["models"].items():

@@ -60,6 +60,9 @@ def unswallowed(error: BaseException, name: str) -> BaseException:
     return raised
 
 
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
+
 _Tensor = torch.Tensor
 _is_grad_enabled = torch.is_grad_enabled
 _mode_depth = _internals.mode_depth
@@ -126,12 +129,7 @@ class Executor:
     # -- by its plan ------------------------------------------------------
 
     def run_known(
-        self,
-        known: KnownOp,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        key: Any = None,
+        self, known: KnownOp, func: Any, args: Args, kwargs: Kwargs, key: Any = None
     ) -> Any:
         """Run an operator, and the routines around it, without a description of its call.
 
@@ -166,8 +164,8 @@ class Executor:
         self,
         known: KnownOp,
         func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         key: Any,
         inputs: Sequence[Any] | None,
     ) -> Any:
@@ -187,12 +185,7 @@ class Executor:
         return result
 
     def _run_claimed(
-        self,
-        known: KnownOp,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        key: Any = None,
+        self, known: KnownOp, func: Any, args: Args, kwargs: Kwargs, key: Any = None
     ) -> Any:
         """Run an operator itself, and claim its backward operators if a tool analyses them."""
         is_claimed = known.claims and _is_grad_enabled()
@@ -242,8 +235,8 @@ class Executor:
         self,
         known: KnownOp,
         func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         result: Any,
         start: int,
         key: Any = None,
@@ -270,8 +263,8 @@ class Executor:
         self,
         known: KnownOp,
         func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         key: Any = None,
         stopped: tuple[Any, ...] | None = None,
         later: Set[Any] | None = None,
@@ -336,12 +329,7 @@ class Executor:
         return self._finish(operation, call, known, result)
 
     def _run_again(
-        self,
-        known: KnownOp,
-        call: TorchCall,
-        outer: Sequence[Any],
-        key: Any,
-        stopped: tuple[Any, ...] | None,
+        self, known: KnownOp, call: TorchCall, outer: Sequence[Any], key: Any, stopped: Args | None
     ) -> Any:
         """Run an operator that has a plan, for the arguments of `run_described`."""
         dispatcher, plan = self._dispatcher, known.plan
@@ -404,13 +392,7 @@ class Executor:
         return with_outputs(plan, written, operation.values, result, outputs, changed)
 
     def _call(
-        self,
-        func: Any,
-        name: str,
-        op_id: str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        key: Any = None,
+        self, func: Any, name: str, op_id: str, args: Args, kwargs: Kwargs, key: Any = None
     ) -> TorchCall:
         tracker = self._tracker
         if "keras" in sys.modules:

@@ -27,7 +27,7 @@ from amanda_torch.eager.module_frames import Cell
 from amanda_torch.eager.module_names import Labels
 from amanda_torch.eager.op_ids import Tracker
 from amanda_torch.eager.phases import is_plainly_recorded, makes, phase_outside
-from amanda_torch.operators.names import Kind, kind_of, name_of
+from amanda_torch.operators.names import Kind, function_name, kind_of, name_of
 from amanda_torch.operators.replaced_functions import original_of
 from amanda_torch.routines import RoutineDispatcher
 
@@ -286,11 +286,15 @@ class Interceptor(Tracker, TorchFunctionMode):
             return func(*args, **kwargs)
         if func is _internals.FUNCTORCH_FUNCTION:
             cls = args[0]
-            cell = self.frame.names.setdefault(cls.__name__, [0])
+            name = function_name(cls)
+            cell = self.frame.names.setdefault(name, [0])
             call = functools.partial(func, cls)
-            return self.run_leaf(cell, call, cls.__name__, args[1:], kwargs, cls)
+            return self.run_leaf(cell, call, name, args[1:], kwargs, cls)
         name = name_of(func)
         if kind is Kind.LEAF:
+            if _internals.is_registered(func) and _is_below_autograd():
+                # The backward operator around it has been seen.
+                return func(*args, **kwargs)
             frame = self.frame
             # Within modules phases need not be determined.
             if (frame.is_checked or frame.asides) and self.asks(name):
@@ -385,7 +389,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         call = functools.partial(_internals.apply_function, cls)
         if self.stale and not self.refresh():
             return call(*args, **kwargs)
-        name = cls.__name__
+        name = function_name(cls)
         # By the name alone: a program may define the class anew at each call.
         cell = self.frame.names.setdefault(name, [0])
         # PyTorch pops a mode while it handles an operator; no mode was popped on the way here.
@@ -529,3 +533,14 @@ class muted:  # noqa: N801 - reads as a statement
             self._running.__exit__()
         if self._interceptor is not None:
             self._interceptor.unmute()
+
+
+def _is_below_autograd() -> bool:
+    """True if a backward operator runs Python code that is called in place of its kernels: of a
+    mode or of a class of tensors."""
+    frame = _internals.caller_frame(2) if _internals.in_backward() else None
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        if frame.f_code.co_name == "__torch_dispatch__":
+            return True
+        frame = frame.f_back
+    return False

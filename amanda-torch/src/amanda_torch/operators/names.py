@@ -75,6 +75,13 @@ def name_of(func: Any) -> str:
     return f"{library}::{name}" if is_taken else str(name)
 
 
+def function_name(cls: type[torch.autograd.Function]) -> str:
+    """The name of an ``autograd.Function`` as an operator: that of its class, behind that of its
+    module if PyTorch has an operator of the name."""
+    name = cls.__name__
+    return f"{cls.__module__.rpartition('.')[2]}::{name}" if _is_of_pytorch(name) else name
+
+
 @functools.cache
 def _is_of_pytorch(name: str) -> bool:
     return hasattr(torch.ops.aten, name)

@@ -35,6 +35,17 @@ class Passed(Tool):
         return [context for context in self.points if context.point in points]
 
 
+class FailsOnce:
+    """A routine that raises at its first call."""
+
+    failed = False
+
+    def __call__(self, _: PointContext) -> None:
+        if not self.failed:
+            self.failed = True
+            raise ValueError("on purpose")
+
+
 class PointTests(ContractTests):
     """The points of modules, passes and iterations."""
 
@@ -114,13 +125,7 @@ class PointTests(ContractTests):
     def test_passes_are_told_after_one_that_a_routine_has_prevented(self, place: str) -> None:
         """After a routine has raised at the begin of a forward pass or a module, later passes are
         reported."""
-        tool, failing, calls = Passed(), Tool(), []
-
-        def fail(point: PointContext) -> None:
-            calls.append(point)
-            if len(calls) == 1:
-                raise ValueError("on purpose")
-
+        tool, failing, fail = Passed(), Tool(), FailsOnce()
         if place == "module":
             failing.add_inst_for_module(fail)
         else:
@@ -142,13 +147,7 @@ class PointTests(ContractTests):
     ) -> None:
         """Also those of other scopes."""
         self.needs_separate_backward()
-        tool, failing, calls = Passed(), Tool(), []
-
-        def fail(point: PointContext) -> None:
-            calls.append(point)
-            if len(calls) == 1:
-                raise ValueError("on purpose")
-
+        tool, failing, fail = Passed(), Tool(), FailsOnce()
         failing.add_inst_for_pass(fail, backward=True, end=end)
         with self.apply(failing), self.apply(tool):
             with pytest.raises(ValueError, match="on purpose"):

@@ -23,9 +23,6 @@ WRONG_GRADIENTS: dict[str, Callable[..., Any]] = {
 }
 
 
-NESTED = pytest.mark.parametrize("nested", [False, True], ids=["one scope", "nested scopes"])
-
-
 class One(Tool):
     """A tool that calls a method of the context for each op of one type."""
 
@@ -164,32 +161,28 @@ class ReplacementTests(ContractTests):
             self.replaced(lambda x, w: None)
 
     @requires(Capability.REPLACE_OP)
-    @NESTED
-    def test_two_replacements(self, nested: bool) -> None:
+    def test_two_replacements(self) -> None:
         """Two tools that replace one op: an error naming both."""
-        self.check_conflict(self.run, nested, "replace_op")
+        self.check_conflict(self.run, "replace_op")
 
     @requires(Capability.REPLACE_BACKWARD_OP)
-    @NESTED
-    def test_two_replacements_of_a_whole_backward(self, nested: bool) -> None:
+    def test_two_replacements_of_a_whole_backward(self) -> None:
         """Two tools that replace the gradient of one op: an error naming both."""
-        self.check_conflict(self.train, nested, "replace_backward_op")
+        self.check_conflict(self.train, "replace_backward_op")
 
     @requires(Capability.BACKWARD, Capability.REPLACE_BACKWARD_OP)
-    @NESTED
-    def test_two_replacements_of_a_backward_op(self, nested: bool) -> None:
+    def test_two_replacements_of_a_backward_op(self) -> None:
         """Two tools that replace one backward op: an error naming both."""
-        self.check_conflict(self.train, nested, "replace_backward_op", backward=True)
+        self.check_conflict(self.train, "replace_backward_op", backward=True)
 
-    def check_conflict(
-        self, act: Callable[..., Any], nested: bool, method: str, **kind: bool
-    ) -> None:
+    def check_conflict(self, act: Callable[..., Any], method: str, **kind: bool) -> None:
         """Two tools that replace what a context belongs to are refused, in one scope or nested."""
-        one, two = (cls(self.is_mul, method, **kind) for cls in (One, Two))
-        outer = self.apply(one) if nested else contextlib.nullcontext()
-        pattern = r"(?i)mul.* twice.*One\._first.*Two\._first"
-        with outer, pytest.raises(ReplacementConflictError, match=pattern):
-            act(self.program, *([two] if nested else [one, two]))
+        for nested in (False, True):
+            one, two = (cls(self.is_mul, method, **kind) for cls in (One, Two))
+            outer = self.apply(one) if nested else contextlib.nullcontext()
+            pattern = r"(?i)mul.* twice.*One\._first.*Two\._first"
+            with outer, pytest.raises(ReplacementConflictError, match=pattern):
+                act(self.program, *([two] if nested else [one, two]))
 
     @requires(Capability.BACKWARD, Capability.REPLACE_BACKWARD_OP)
     def test_replace_a_backward_op(self) -> None:

@@ -14,7 +14,31 @@ _FLOATS = {"float8_e4m3fn": (3, -6), "float8_e5m2": (2, -14)}
 """Digits of the fraction, and the lowest exponent, of 8-bit floating-point types."""
 
 
-class ArrayArithmetic(Arithmetic):
+class BitsOfArrays(Arithmetic):
+    """Bits of tensors that NumPy can hold, whatever their type."""
+
+    def bits(self, tensor: Any, positions: Array) -> Array:
+        if reason := self.refusal(tensor):
+            raise TypeError(f"a tensor that {reason}")
+        return _as_integers(self.storable(tensor).reshape(-1)[positions])
+
+    def with_bits(self, tensor: Any, positions: Array, bits: Array) -> Any:
+        new = self.storable(tensor)
+        # Not reshape(-1), which may copy.
+        new.flat[positions] = bits.view(new.dtype)
+        return new
+
+    def to_bits(self, values: Array, like: Any) -> Array:
+        with np.errstate(over="ignore"):
+            return _as_integers(self.constant(values, like))
+
+    def from_bits(self, bits: Array, like: Any) -> Array:
+        # A flipped bit can make a signalling NaN, of which NumPy warns.
+        with np.errstate(invalid="ignore"):
+            return np.asarray(bits.view(self.constant(bits[:0], like).dtype).astype(np.float64))
+
+
+class ArrayArithmetic(BitsOfArrays):
     """Arrays. Other tensors, such as a list in ``data``, are only read."""
 
     # -- reading ----------------------------------------------------------
@@ -48,28 +72,6 @@ class ArrayArithmetic(Arithmetic):
 
     def dtype(self, tensor: Any) -> str:
         return str((self.storable(tensor) if self.refusal(tensor) else tensor).dtype)
-
-    # -- bits -------------------------------------------------------------
-
-    def bits(self, tensor: Any, positions: Array) -> Array:
-        if reason := self.refusal(tensor):
-            raise TypeError(f"a tensor that {reason}")
-        return as_integers(self.storable(tensor).reshape(-1)[positions])
-
-    def with_bits(self, tensor: Any, positions: Array, bits: Array) -> Any:
-        new = self.storable(tensor)
-        # Not reshape(-1), which may copy.
-        new.flat[positions] = bits.view(new.dtype)
-        return new
-
-    def to_bits(self, values: Array, like: Any) -> Array:
-        with np.errstate(over="ignore"):
-            return as_integers(np.asarray(values).astype(like.dtype))
-
-    def from_bits(self, bits: Array, like: Any) -> Array:
-        # A flipped bit can make a signalling NaN, of which NumPy warns.
-        with np.errstate(invalid="ignore"):
-            return np.asarray(bits.view(like.dtype).astype(np.float64))
 
     # -- constants and variables ------------------------------------------
 
@@ -151,7 +153,7 @@ class ArrayArithmetic(Arithmetic):
         return (np.argsort(order, -1) < count).astype(scores.dtype)
 
 
-def as_integers(values: Array) -> Array:
+def _as_integers(values: Array) -> Array:
     """Return the bits of numbers.
 
     Raises:

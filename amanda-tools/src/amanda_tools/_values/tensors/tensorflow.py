@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from amanda_tools._values.tensors import Arithmetic, Array
-from amanda_tools._values.tensors.arrays import ARITHMETIC as ARRAYS
-from amanda_tools._values.tensors.arrays import as_integers
+from amanda_tools._values.tensors import Array
+from amanda_tools._values.tensors.arrays import BitsOfArrays
 
 
-class TensorFlowArithmetic(Arithmetic):
+class TensorFlowArithmetic(BitsOfArrays):
     """TensorFlow's tensors: eager ones, and for arithmetic and element types symbolic ones."""
 
     # -- reading ----------------------------------------------------------
@@ -60,25 +59,14 @@ class TensorFlowArithmetic(Arithmetic):
 
     # -- bits -------------------------------------------------------------
 
-    def bits(self, tensor: Any, positions: Array) -> Array:
-        return as_integers(self.storable(tensor).reshape(-1)[positions])
-
     def with_bits(self, tensor: Any, positions: Array, bits: Array) -> Any:
-        return tf.constant(ARRAYS.with_bits(self.storable(tensor), positions, bits))
-
-    def to_bits(self, values: Array, like: Any) -> Array:
-        return as_integers(self.constant(values, like))
-
-    def from_bits(self, bits: Array, like: Any) -> Array:
-        # A flipped bit can make a signalling NaN, of which NumPy warns.
-        with np.errstate(invalid="ignore"):
-            return np.asarray(bits.view(_numpy_type(like)).astype(np.float64))
+        return tf.constant(super().with_bits(tensor, positions, bits))
 
     # -- constants and variables ------------------------------------------
 
     def constant(self, array: Array, like: Any) -> Any:
         # An array, not a tensor, which would belong to the graph that is being built.
-        return np.asarray(array).astype(_numpy_type(like))
+        return np.asarray(array).astype(tf.as_dtype(like.dtype).as_numpy_dtype)
 
     def cast_like(self, constant: Any, like: Any) -> Any:
         is_same = tf.as_dtype(constant.dtype) == like.dtype
@@ -163,10 +151,6 @@ def _numbers(tensor: Any) -> Any:
     if tensor.dtype.is_complex:
         return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
     return tf.cast(tensor, tf.float32) if tensor.dtype.size == 1 else tensor
-
-
-def _numpy_type(like: Any) -> Any:
-    return tf.as_dtype(like.dtype).as_numpy_dtype
 
 
 ARITHMETIC = TensorFlowArithmetic()
