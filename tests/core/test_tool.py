@@ -189,11 +189,6 @@ def test_control_scopes_end_with_an_exception(scope: Any) -> None:
     assert (state.enabled, state.cache, state.ad) == before
 
 
-def test_reanalyse_outside_of_a_scope() -> None:
-    """reanalyse of a tool that is not applied does nothing."""
-    amanda.Tool().reanalyse()
-
-
 def test_traceable_marks() -> None:
     """traceable marks a routine and gives it back."""
 

@@ -274,8 +274,7 @@ def test_files_and_tables(tmp_path: Path) -> None:
     """A table of the rows, a bar chart, and the common result."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     tool = applied(
-        CoverageTool(phases="all"),
-        lambda: (model(torch.rand(1, 4)) + 1).sum().backward(),
+        CoverageTool(phases="all"), lambda: (model(torch.rand(1, 4)) + 1).sum().backward()
     )
     paths = tool.write_files(tmp_path, "coverage")
     assert [path.name for path in paths] == ["coverage.csv"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,17 @@ def test_labels_choose_the_class(net: nn.Module) -> None:
     critical = tool.paths[3].ops[END].neurons
     assert critical is not None
     assert critical.array.tolist() == [False, False, False, True]
+
+
+def test_each_thread_has_passes_of_its_own(net: nn.Module) -> None:
+    inputs, barrier = [torch.rand(3, 6), torch.rand(3, 6)], threading.Barrier(2)
+    tool, alone = PathTool(synapses=True), applied(net, inputs[0])
+    net[0].register_forward_hook(lambda *_: [barrier.wait(60), None][1])
+    with amanda.apply(tool), ThreadPoolExecutor(2) as threads:
+        list(threads.map(net, inputs))
+    found, expected = ([str(path.ops) for path in each.paths] for each in (tool, alone))
+    assert len(found) == 6
+    assert expected in (found[:3], found[3:])
 
 
 @pytest.mark.parametrize("labels", [[1, 2], [1, 2, 4], [0.5, 1, 2], [-1, 0, 0]])

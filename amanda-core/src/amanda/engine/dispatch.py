@@ -19,7 +19,7 @@ with :meth:`Dispatcher.run`. Backward operators go through
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from amanda.engine.garbage import stop_collections
 from amanda.engine.notes import note
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan, compile_plan
 from amanda.engine.points import Points
-from amanda.engine.records import DryRun, OpRecord
+from amanda.engine.records import Actions, DryRun, OpRecord
 from amanda.engine.tool_code import ToolCode
 from amanda.errors import RoutineResultError, SelectionError, described
 from amanda.interface.action import Action, ActionKind, InstPoint, Owner
@@ -156,7 +156,7 @@ class Dispatcher:
             if record is None or not record.complete:
                 return None
             records.append(record)
-        return compile_plan(op_id, scopes, records)
+        return compile_plan(op_id, scopes, [record.state.actions for record in records])
 
     def begin(
         self,
@@ -399,7 +399,9 @@ class Dispatcher:
             if state.actions:
                 record.sort(scope.tools)
         record.note_analysed(point)
-        record.redo.pop(point, None)
+        left = record.redo.pop(point, set()) - (only or set())
+        if left and only is not None:
+            record.redo[point] = left
         self.analysed += point in _BACKWARD
 
     def call_alone(
@@ -432,9 +434,11 @@ class OpExecution:
         self._scopes = scopes
         self._later = later
         self._records: list[OpRecord] = []
+        self._redo: list[Mapping[InstPoint, set[Owner]]] = []
         self._is_new = True
         tool_locked(self._analyse_before)
-        self._plan()
+        self._actions: list[Actions] = [dict(record.state.actions) for record in self._records]
+        self.plan = compile_plan(call.op_id, scopes, self._actions)
 
     def sees_outputs(self) -> bool:
         """True if there are analyses of the outputs, which may record further actions."""
@@ -447,20 +451,11 @@ class OpExecution:
         """Run the analyses of the outputs; return the complete plan."""
         shown = self._dispatcher.unboxed(outputs)
         tool_locked(self._analyse_after, shown)
-        if self._recorded() != self._planned:
-            self._plan()
+        parts = zip(self._records, self._actions, self._scopes, strict=True)
+        found = [record.actions_with(begun, scope.tools) for record, begun, scope in parts]
+        if found != self._actions:
+            self.plan = compile_plan(self._call.op_id, self._scopes, found)
         return self.plan
-
-    def _plan(self) -> None:
-        self._planned = self._recorded()
-        self.plan = compile_plan(self._call.op_id, self._scopes, self._records)
-
-    def _recorded(self) -> list[tuple[Action, ...]]:
-        """The actions that are recorded now."""
-        found: list[tuple[Action, ...]] = []
-        for record in self._records:
-            found += record.state.actions.values()
-        return found
 
     def _analyse_before(self) -> None:
         call = self._call
@@ -473,19 +468,32 @@ class OpExecution:
                 scope.cache.put(key, record)
             else:
                 self._is_new = False
-            self._analyse(scope, record, InstPoint.BEFORE_FORWARD_OP, None)
+            redo = {point: set(tools) for point, tools in record.redo.items()}
+            self._analyse(scope, record, InstPoint.BEFORE_FORWARD_OP, None, redo)
             self._records.append(record)
+            self._redo.append(redo)
 
     def _analyse_after(self, shown: Sequence[Any]) -> None:
-        for scope, record in zip(self._scopes, self._records, strict=True):
-            self._analyse(scope, record, InstPoint.AFTER_FORWARD_OP, shown)
+        for scope, record, redo in zip(self._scopes, self._records, self._redo, strict=True):
+            self._analyse(scope, record, InstPoint.AFTER_FORWARD_OP, shown, redo)
 
     def _analyse(
-        self, scope: LiveScope, record: OpRecord, point: InstPoint, outputs: Sequence[Any] | None
+        self,
+        scope: LiveScope,
+        record: OpRecord,
+        point: InstPoint,
+        outputs: Sequence[Any] | None,
+        redo: Mapping[InstPoint, set[Owner]],
     ) -> None:
+        """Run the pending analyses of one point.
+
+        Args:
+            redo: the tools whose analyses had to run again when the execution began, by point.
+                Those of tools that have dropped their actions since wait for the next one.
+        """
         only: set[Owner] | None = None
         if point in record.analysed:
-            only = record.redo.get(point)
+            only = redo.get(point, set()) & record.redo.get(point, set())
             if not only:
                 return
         waiting = set[Owner]()
@@ -512,7 +520,7 @@ class OpExecution:
         finally:
             record.state.call = record.state.outputs = None
         if waiting:
-            record.redo[point] = waiting
+            record.redo.setdefault(point, set()).update(waiting)
 
 
 def run_analyses(

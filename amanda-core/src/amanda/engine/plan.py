@@ -1,17 +1,17 @@
 """Action plans: all actions on one operator, compiled from its records.
 
-``compile_plan(op_id, scopes, records)`` puts the recorded actions of all scopes into running order,
+``compile_plan(op_id, scopes, actions)`` puts the recorded actions of all scopes into running order,
 by kind, and lowers them to steps (``amanda.inline.steps``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
 
-from amanda.engine.records import OpRecord
+from amanda.engine.records import Actions, OpRecord
 from amanda.inline.steps import Around, Step, around, lowered_all
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.context import replaced_twice
@@ -104,23 +104,25 @@ def _only(replacements: Sequence[Action]) -> Action | None:
 
 
 def compile_plan(
-    op_id: str, scopes: Sequence[LiveScope], records: Sequence[OpRecord]
+    op_id: str,
+    scopes: Sequence[LiveScope],
+    actions: Iterable[Actions],
 ) -> ActionPlan:
-    """The plan made from the records of one operator.
+    """The plan of one operator.
 
     Args:
-        records: a record for each scope, outermost first.
+        actions: for each scope, outermost first, the actions of the operator's record.
 
     Raises:
         ReplacementConflictError: two of them replace the operator.
     """
     found: dict[str, Any] = {}
-    for record in records:
+    for recorded in actions:
         # A copy is made in one step: another thread may analyse the operator.
-        for kind, actions in tuple(record.state.actions.items()):
-            if actions:
+        for kind, several in tuple(recorded.items()):
+            if several:
                 name = _FIELDS[kind]
-                found[name] = (*found[name], *actions) if name in found else actions
+                found[name] = (*found[name], *several) if name in found else several
     for name in found.keys() & {"replace", "replace_backward"}:
         found[name] = _only(found[name])
     claims = True in [scope.analyses_backward() for scope in scopes]

@@ -6,7 +6,7 @@ which analyses have run; :class:`ActionCache` has the records of a scope.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -15,6 +15,9 @@ from amanda.interface.action import Action, ActionKind, Filter, InstPoint, Owner
 from amanda.interface.backward_context import BackwardOpContext
 from amanda.interface.calls import OpCall
 from amanda.interface.context import OpContext, OpState
+
+Actions = Mapping[ActionKind, tuple[Action, ...]]
+"""Actions by kind, in running order."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -85,11 +88,21 @@ class OpRecord:
 
     def sort(self, tools: Sequence[Owner]) -> None:
         """Sort the actions into the order of `tools`."""
-        rank: dict[int, int] = {}
         for kind, actions in self.state.actions.items():
             if len(actions) > 1:
-                rank = rank or {id(tool): position for position, tool in enumerate(tools)}
-                self.state.actions[kind] = tuple(sorted(actions, key=lambda a: rank[id(a.tool)]))
+                self.state.actions[kind] = in_order(actions, tools)
+
+    def actions_with(self, begun: Actions, tools: Sequence[Owner]) -> Actions:
+        """The actions, with those of `begun` that have been dropped since, in the order of `tools`.
+
+        Another thread may drop actions while an execution runs that has begun with them.
+        """
+        found = dict(self.state.actions)
+        for kind, earlier in begun.items():
+            now = found.get(kind, ())
+            if earlier != now and (dropped := [a for a in earlier if a not in now]):
+                found[kind] = in_order((*dropped, *now), tools)
+        return found
 
     def note_analysed(self, point: InstPoint) -> None:
         """Note that the analyses of a point have run."""
@@ -112,6 +125,12 @@ class OpRecord:
     def actions(self, kind: ActionKind) -> tuple[Action, ...]:
         """The recorded actions of one kind, in order."""
         return self.state.actions.get(kind, ())
+
+
+def in_order(actions: Sequence[Action], tools: Sequence[Owner]) -> tuple[Action, ...]:
+    """The actions in the order of `tools`."""
+    rank = {id(tool): position for position, tool in enumerate(tools)}
+    return tuple(sorted(actions, key=lambda action: rank[id(action.tool)]))
 
 
 _POINTS: dict[frozenset[InstPoint], frozenset[InstPoint]] = {}

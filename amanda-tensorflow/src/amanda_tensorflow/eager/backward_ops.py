@@ -182,7 +182,8 @@ class GradientRun:
         found = tuple(child for child in children if child is not None)
         if len(found) < len(children) or any(c.pending(p) for c in found for p in _POINTS):
             return None
-        return compile_plan(backward_id, [scope for scope, _ in records], found)
+        actions = [child.state.actions for child in found]
+        return compile_plan(backward_id, [scope for scope, _ in records], actions)
 
     def _keep(self, cell: Cell, number: int, entry: Any) -> None:
         if self._keeps and self._tracker.keeps_plans(self._generation):

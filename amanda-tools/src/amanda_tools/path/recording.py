@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
+import threading
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -211,7 +212,7 @@ class RecordedPass:
 
 
 class PassRecorder(Tool):
-    """Records each pass; an operator that runs again begins the next one.
+    """Records each pass; an operator that runs again in a thread begins the next one of it.
 
     Args:
         finished: called with each pass that has ended.
@@ -227,7 +228,8 @@ class PassRecorder(Tool):
         super().__init__()
         self.labels: Any = None
         self._finished = finished
-        self._pass: RecordedPass | None = None
+        self._passes: dict[int, RecordedPass] = {}
+        self._latest = threading.get_ident()
         # After this tool: tensors are followed as its routines leave them.
         self.tracing = GraphTracingTool()
         self.tracing.depends_on(self)
@@ -235,8 +237,12 @@ class PassRecorder(Tool):
         self.add_inst_for_op(self._analyse)
 
     def finish(self) -> None:
-        """End the current pass."""
-        finished, self._pass = self._pass, None
+        """End the current passes."""
+        for thread in tuple(self._passes):
+            self._finish(thread)
+
+    def _finish(self, thread: int) -> None:
+        finished = self._passes.pop(thread, None)
         if finished is None:
             return
         executions = list(finished.executions.values())
@@ -252,17 +258,33 @@ class PassRecorder(Tool):
         self._finished(finished)
 
     def _analyse(self, context: OpContext) -> None:
-        made = {} if self._pass is None else self._pass.executions
+        thread = self._thread_of(context.runs_at_once)
+        running = self._passes.get(thread)
+        made = {} if running is None else running.executions
         # When a graph's operator is analysed, it is not known yet when it runs.
         if context.get_op_id() in made and context.runs_at_once:
-            self.finish()
+            self._finish(thread)
             made = {}
         op = RecordedOp.of(context, self.tracing.graph, made)
         context.insert_before_op(self._before, op=op)
         context.insert_after_op(self._after, op=op)
 
+    def _thread_of(self, runs_at_once: bool) -> int:
+        """Return the thread whose pass an execution belongs to, and end those of ended threads.
+
+        In the framework's own threads, such as those of a graph's operators, it is the one in which
+        the program ran an operator last.
+        """
+        current, running = threading.get_ident(), {t.ident for t in threading.enumerate()}
+        if runs_at_once and current in running:
+            self._latest = current
+            for thread in self._passes.keys() - running:
+                self._finish(thread)
+        return self._latest
+
     def _before(self, *tensors: Any, op: RecordedOp) -> None:
-        running = self._pass
+        thread = self._thread_of(op.runs_at_once)
+        running = self._passes.get(thread)
         # All iterations of a loop are one pass.
         may_end = op.runs_at_once or not _BODY.search(op.node)
         known = None if running is None else running.executions.get(op.about.id)
@@ -272,10 +294,10 @@ class PassRecorder(Tool):
             and known
             and (known.op is op or op.runs_at_once is known.op.runs_at_once is True)
         ):
-            self.finish()
+            self._finish(thread)
             running = None
         if running is None:
-            running = self._pass = RecordedPass(self.labels)
+            running = self._passes[thread] = RecordedPass(self.labels)
         execution = RecordedExecution(op, [], [], [])
         if op.runs_at_once:
             self._connect(running, execution, tensors)
@@ -319,7 +341,8 @@ class PassRecorder(Tool):
         execution.is_data.append(is_data)
 
     def _after(self, *tensors: Any, op: RecordedOp) -> None:
-        execution = None if self._pass is None else self._pass.executions.get(op.about.id)
+        running = self._passes.get(self._thread_of(op.runs_at_once))
+        execution = None if running is None else running.executions.get(op.about.id)
         if execution is not None:
             execution.outputs = [None if t is None else _array(t) for t in tensors]
         if op.runs_at_once:

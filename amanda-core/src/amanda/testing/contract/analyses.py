@@ -184,6 +184,22 @@ class AnalysisTests(ContractTests):
         assert len(self.noted) == 2
         assert calls == [1, 1, 2, 2]
 
+    def test_reanalyse_while_the_op_runs(self) -> None:
+        """An execution that has begun keeps its actions; the next one is analysed again."""
+        calls: list[int] = []
+
+        def analyse(context: OpContext) -> None:
+            self.noted.append(op_id := context.get_op_id())
+            context.insert_before_op(lambda *t: tool.reanalyse(op_id))
+            context.insert_after_op(lambda *t, run: calls.append(run), run=len(self.noted))
+
+        tool = self.probe("mul", before=analyse)
+        with self.apply(tool):
+            for _ in range(2):
+                new_iteration()
+                self.program.run()
+        assert calls == [1, 2]
+
     def test_reanalyse_one_op(self) -> None:
         """Tool.reanalyse of an op id leaves the other ops alone."""
         tool = self.probe(before=lambda c: c.get_op_id())
