@@ -435,9 +435,9 @@ class OpExecution:
         self._later = later
         self._records: list[OpRecord] = []
         self._redo: list[Mapping[InstPoint, set[Owner]]] = []
+        self._actions: list[Actions] = []
         self._is_new = True
         tool_locked(self._analyse_before)
-        self._actions: list[Actions] = [dict(record.state.actions) for record in self._records]
         self.plan = compile_plan(call.op_id, scopes, self._actions)
 
     def sees_outputs(self) -> bool:
@@ -450,11 +450,9 @@ class OpExecution:
     def finish(self, outputs: Sequence[Any]) -> ActionPlan:
         """Run the analyses of the outputs; return the complete plan."""
         shown = self._dispatcher.unboxed(outputs)
-        tool_locked(self._analyse_after, shown)
-        parts = zip(self._records, self._actions, self._scopes, strict=True)
-        found = [record.actions_with(begun, scope.tools) for record, begun, scope in parts]
-        if found != self._actions:
-            self.plan = compile_plan(self._call.op_id, self._scopes, found)
+        actions = tool_locked(self._analyse_after, shown)
+        if actions != self._actions:
+            self.plan = compile_plan(self._call.op_id, self._scopes, actions)
         return self.plan
 
     def _analyse_before(self) -> None:
@@ -472,10 +470,17 @@ class OpExecution:
             self._analyse(scope, record, InstPoint.BEFORE_FORWARD_OP, None, redo)
             self._records.append(record)
             self._redo.append(redo)
+            # Copied under the lock: another thread may drop actions while the operator runs.
+            self._actions.append(dict(record.state.actions))
 
-    def _analyse_after(self, shown: Sequence[Any]) -> None:
-        for scope, record, redo in zip(self._scopes, self._records, self._redo, strict=True):
+    def _analyse_after(self, shown: Sequence[Any]) -> list[Actions]:
+        """Run the analyses of the outputs; return the actions of this execution."""
+        found = []
+        parts = zip(self._scopes, self._records, self._redo, self._actions, strict=True)
+        for scope, record, redo, begun in parts:
             self._analyse(scope, record, InstPoint.AFTER_FORWARD_OP, shown, redo)
+            found.append(record.actions_with(begun, scope.tools))
+        return found
 
     def _analyse(
         self,

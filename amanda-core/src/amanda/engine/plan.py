@@ -103,11 +103,7 @@ def _only(replacements: Sequence[Action]) -> Action | None:
     return replacements[0] if replacements else None
 
 
-def compile_plan(
-    op_id: str,
-    scopes: Sequence[LiveScope],
-    actions: Iterable[Actions],
-) -> ActionPlan:
+def compile_plan(op_id: str, scopes: Sequence[LiveScope], actions: Iterable[Actions]) -> ActionPlan:
     """The plan of one operator.
 
     Args:

@@ -93,10 +93,7 @@ class OpRecord:
                 self.state.actions[kind] = in_order(actions, tools)
 
     def actions_with(self, begun: Actions, tools: Sequence[Owner]) -> Actions:
-        """The actions, with those of `begun` that have been dropped since, in the order of `tools`.
-
-        Another thread may drop actions while an execution runs that has begun with them.
-        """
+        """The actions, with those of `begun` that were dropped since, in the order of `tools`."""
         found = dict(self.state.actions)
         for kind, earlier in begun.items():
             now = found.get(kind, ())
