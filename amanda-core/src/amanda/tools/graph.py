@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from amanda.errors import AmandaError, CapabilityError, TensorReleased
+from amanda.interface.calls import OpFunction
 from amanda.interface.context import OpContext
 from amanda.python.nested import SCALARS, leaves, plain
 from amanda.python.references import Reference
@@ -84,7 +85,7 @@ class Graph:
         self._sources: dict[int, Callable[[], Any]] = {}
         self._bound: dict[int, tuple[_Reference | _Held, TracedTensor]] = {}
         self._held: dict[int, _Held] = {}
-        self._frozen: dict[str, Callable[[Sequence[Any]], Any] | CapabilityError] = {}
+        self._frozen: dict[str, OpFunction | CapabilityError] = {}
         self._described: dict[str, OpDescription] = {}
 
     def __len__(self) -> int:
@@ -223,11 +224,11 @@ class Graph:
         return {t.index: value for t, value in zip(wanted, inputs, strict=True)}
 
     def _replay_op(self, op: TracedOp, values: dict[int, Any]) -> None:
-        run = self._frozen[op.id]
-        if isinstance(run, CapabilityError):
-            raise run
+        function = self._frozen[op.id]
+        if isinstance(function, CapabilityError):
+            raise function
         arguments = [None if t is None else self._value(op, t, values) for t in op.inputs]
-        produced = [leaf for leaf in leaves(run(arguments)) if type(leaf) not in SCALARS]
+        produced = [leaf for leaf in leaves(function.run(arguments)) if type(leaf) not in SCALARS]
         expected = [t for t in op.outputs if t is not None]
         if expected and len(produced) != len(expected):
             raise AmandaError(
@@ -299,7 +300,7 @@ class Graph:
             for position, tensor in enumerate(outputs)
         )
         try:
-            self._frozen[op.id] = context.get_function().run
+            self._frozen[op.id] = context.get_function()
         except CapabilityError as error:
             self._frozen[op.id] = error
         self._ops[op.id] = op

@@ -213,27 +213,34 @@ class TorchCall(OpCall):
         return parameter_name(self.inputs[index], self.modules)
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
-        empty = [None] * len(self.inputs)
-        marker = [None if tensor is None else _EMPTY for tensor in self.inputs]
-        args, kwargs = _placed(self.args, self.kwargs, self.places, self.inputs, marker)
+        return FrozenCall(self)
+
+
+class FrozenCall:
+    """Runs an operator again. It keeps no tensor, and no code and no model of the program, to which
+    an ``autograd.Function`` leads."""
+
+    __slots__ = ("_args", "_func", "_kwargs", "_op_id", "_places")
+
+    def __init__(self, call: TorchCall) -> None:
+        marker = [None if tensor is None else _EMPTY for tensor in call.inputs]
+        args, kwargs = _placed(call.args, call.kwargs, call.places, call.inputs, marker)
         kwargs.pop("out", None)
-        # No code and no models of the program, to which an autograd.Function leads.
-        called = _weak(self.func), [*map(_weak, args)], {k: _weak(v) for k, v in kwargs.items()}
-        op_id, places = self.op_id, tuple(self.places)
-        del args, kwargs
+        self._func, self._args = _weak(call.func), [*map(_weak, args)]
+        self._kwargs = {name: _weak(value) for name, value in kwargs.items()}
+        self._op_id, self._places = call.op_id, call.places
 
-        def run(inputs: Sequence[Any]) -> Any:
-            func, *args = map(_strong, (called[0], *called[1]))
-            kwargs = {name: _strong(value) for name, value in called[2].items()}
-            if any(one is _GONE for one in (func, *args, *kwargs.values())):
-                raise CapabilityError(
-                    f"op {op_id} cannot be run again: the program has dropped its function, or a "
-                    "function or module that it was given; keep them while you replay"
-                )
-            new_args, new_kwargs = _placed(args, kwargs, places, empty, inputs)
-            return func(*new_args, **new_kwargs)
-
-        return run
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        func, *args = map(_strong, (self._func, *self._args))
+        kwargs = {name: _strong(value) for name, value in self._kwargs.items()}
+        if any(one is _GONE for one in (func, *args, *kwargs.values())):
+            raise CapabilityError(
+                f"op {self._op_id} cannot be run again: the program has dropped its function, or a "
+                "function or module that it was given; keep them while you replay"
+            )
+        empty = [None] * len(self._places)
+        args, kwargs = _placed(args, kwargs, self._places, empty, inputs)
+        return func(*args, **kwargs)
 
 
 _NAMES: Memo[tuple[str, ...], tuple[str, ...]] = Memo(1024)
