@@ -26,6 +26,7 @@ from amanda.scope.switches import (
 )
 
 from amanda import inline, tool, tools  # isort: skip - tools need the names above
+from amanda.tools.alignment import align  # isort: skip
 from amanda.registry import drivers  # isort: skip - plugins need all of them
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ __all__ = [
     "__version__",
     "ad_disabled",
     "ad_enabled",
+    "align",
     "apply",
     "cache_disabled",
     "cache_enabled",

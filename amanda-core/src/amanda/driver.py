@@ -28,7 +28,7 @@ from amanda.interface.calls import (
     OpCall,
     ParameterName,
 )
-from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver, ThreadSwitches
+from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver, ExportedNode, ThreadSwitches
 from amanda.interface.namespace import Namespace
 from amanda.interface.proofs import Proof
 from amanda.interface.settings import chosen, mistake
@@ -49,6 +49,7 @@ __all__ = [
     "Dispatcher",
     "Driver",
     "EagerDriver",
+    "ExportedNode",
     "InstPoint",
     "KnownTensor",
     "NamedOp",

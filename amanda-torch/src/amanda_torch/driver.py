@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch
 
 import amanda
 from amanda.errors import CapabilityError
-from amanda.interface.driver import ThreadSwitches
+from amanda.interface.driver import ExportedNode, ThreadSwitches
 from amanda.interface.namespace import Namespace
 from amanda.state import STATE, unwind
-from amanda_torch import _internals
+from amanda_torch import _internals, exported
 from amanda_torch.plugin import TorchDriver
 
 TESTED = ("2.13.0", "2.14.1", "2.15.0")
@@ -93,6 +94,10 @@ class LoadedDriver(TorchDriver):
     def ad_isolated(self) -> AbstractContextManager[Any]:
         """A context in which no gradient is recorded, as ``torch.no_grad()``."""
         return _NoGradients()
+
+    def exported_nodes(self, target: Any) -> Sequence[ExportedNode] | None:
+        """The nodes of a program of ``torch.export`` or ``torch.onnx``, or of its file."""
+        return exported.nodes_of(target)
 
     def is_tensor(self, value: Any) -> bool:
         """True if `value` is a ``torch.Tensor``."""

@@ -29,6 +29,7 @@ class TorchDriver(Driver, abc.ABC):
     # Keras may compute with PyTorch; it walks through nested structures by optree.
     packages = ("keras", "optree")
     interface_version = 2
+    dropped_types = frozenset("alias clone contiguous detach dropout float long to type".split())
 
     @classmethod
     def reason_unusable(cls) -> str:

@@ -66,6 +66,27 @@ class ThreadSwitches:
     leave_modes: Callable[[list[Any]], object] = bool
 
 
+@attrs.frozen
+class ExportedNode:
+    """A node of an exported program, or several that an exporter has made of one operator.
+
+    Attributes:
+        name: its name, by which other nodes read it.
+        module: path of the module that it was made in.
+        types: canonical types of the operators that it may stand for.
+        shapes: shapes of its outputs.
+        inputs: names of the nodes that it reads.
+        parts: names of the nodes in the program, in order.
+    """
+
+    name: str
+    module: str
+    types: frozenset[str]
+    shapes: Sequence[tuple[int | None, ...]]
+    inputs: Sequence[str]
+    parts: tuple[str, ...]
+
+
 class Driver(abc.ABC):
     """Adapts one execution mode of one framework to Amanda.
 
@@ -94,6 +115,8 @@ class Driver(abc.ABC):
             at routines of other frameworks.
         thread_switches: functions that switch the thread for a tool's code that takes no part in
             automatic differentiation, beside :meth:`routine`.
+        dropped_types: types of operators that return what they get, and that an exporter may
+            leave out.
         dispatcher_class: a subclass of :class:`amanda.engine.dispatch.Dispatcher`, for drivers that
             insert routines into graphs, or run the routines of a point faster; None for the
             ordinary one.
@@ -115,6 +138,7 @@ class Driver(abc.ABC):
     interceptors: ClassVar[tuple[str, ...]] = ()
     interceptor_variable: ClassVar[str] = ""
     follows_pauses: ClassVar[bool] = False
+    dropped_types: ClassVar[frozenset[str]] = frozenset()
     thread_switches: ClassVar[ThreadSwitches] = ThreadSwitches()
     dispatcher_class: ClassVar[type | None] = None
 
@@ -286,6 +310,13 @@ class Driver(abc.ABC):
         AD gets the value itself. The default is the tensor.
         """
         return value
+
+    def exported_nodes(self, target: Any) -> Sequence[ExportedNode] | None:
+        """The nodes of a program that the framework has exported, in order, for ``amanda.align``.
+
+        None for another object, or a file of another kind.
+        """
+        return None
 
     def is_tensor(self, value: Any) -> bool:
         """True if `value` is a tensor of the framework."""

@@ -48,6 +48,7 @@ _is_stacked = _symbol("torch._C._functorch.is_batchedtensor")
 _stacked_axis = _symbol("torch._C._functorch.maybe_get_bdim")
 _level = _symbol("torch._C._functorch.maybe_get_level")
 _in_transforms = _symbol("torch._C._are_functorch_transforms_active")
+tree_leaves_of_outputs = _symbol("torch.utils._pytree.tree_leaves")
 _local_tensor = operator.attrgetter("_local_tensor")
 _PROFILERS = (
     ("torch.autograd.profiler", "_prepare_profiler", "_enable_profiler"),

@@ -1,0 +1,189 @@
+"""The nodes of an exported program that the operators of a model have become.
+
+::
+
+    program = torch.export.export(model, (x,))
+    found = amanda.align(model, (x,), program)
+    found["Net.fc/linear:0"].nodes  # ('linear',)
+
+A driver reads the program (:meth:`amanda.Driver.exported_nodes`). Within a module both keep their
+order: the longest common sequence of operators and nodes of one type and the same shapes is paired.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from amanda.errors import UnsupportedProgramError, described
+from amanda.interface.context import OpContext
+from amanda.interface.driver import Driver, ExportedNode
+from amanda.interface.tool import Tool
+from amanda.scope.apply import apply
+from amanda.tools.description import OpDescription, describe
+from amanda.tools.mapping import MappingTool
+
+
+@attrs.frozen
+class AlignedOp:
+    """An operator, and what an exporter has made of it.
+
+    Attributes:
+        op: the operator.
+        has_weight: one of its inputs is a parameter that a mapping rule calls its weight.
+        nodes: names of its nodes in the program; the last one computes its outputs.
+        reason: why there are none; "" if there are.
+        is_dropped: there are none, as it returns what it gets.
+    """
+
+    op: OpDescription
+    has_weight: bool
+    nodes: tuple[str, ...] = ()
+    reason: str = ""
+    is_dropped: bool = False
+
+
+class _Recorder(Tool):
+    """Lists the operators of a run, and the drivers of its scope."""
+
+    only_watches = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: dict[str, AlignedOp] = {}
+        self.drivers: Sequence[Driver] = ()
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_op(self._note, require_outputs=True)
+
+    def enter_scope(self, drivers: Sequence[Driver]) -> None:
+        self.drivers = drivers
+
+    def _note(self, context: OpContext) -> None:
+        op, weight = describe(context), context["weight_index"]
+        has_weight = weight is not None and context.get_value(weight) is not None
+        self.ops[op.id] = AlignedOp(op, has_weight)
+
+
+def run_example(model: Any, example_inputs: Any) -> Any:
+    """Call a model with example inputs: a tuple or list of arguments, a dictionary of keyword
+    arguments, or the only argument."""
+    if isinstance(example_inputs, Mapping):
+        return model(**example_inputs)
+    if isinstance(example_inputs, (tuple, list)):
+        return model(*example_inputs)
+    return model(example_inputs)
+
+
+def align(model: Any, example_inputs: Any, target: Any) -> dict[str, AlignedOp]:
+    """Find the nodes of an exported program for every operator of a model.
+
+    Args:
+        model: the model that was exported, in the same mode; it runs once.
+        example_inputs: a tuple of its arguments, a dictionary of keyword arguments, or a tensor.
+        target: the program, or a path: in PyTorch of ``torch.export`` (``.pt2``) or of
+            ``torch.onnx`` (``.onnx``, ``dynamo=True``).
+
+    Returns:
+        The operators by id, in the order in which they ran.
+
+    Raises:
+        UnsupportedProgramError: no driver can read `target`, or no operator has run.
+    """
+    recorder = _Recorder()
+    with apply(recorder):
+        run_example(model, example_inputs)
+    if not recorder.ops:
+        raise UnsupportedProgramError("align: no operator of the model has been seen")
+    for driver in recorder.drivers:
+        nodes = driver.exported_nodes(target)
+        if nodes is not None:
+            return _aligned(recorder.ops, nodes, driver.dropped_types)
+    raise UnsupportedProgramError(
+        f"align: {described(target)} is no exported program that a driver can read"
+    )
+
+
+def _aligned(
+    ops: Mapping[str, AlignedOp], nodes: Sequence[ExportedNode], dropped: frozenset[str]
+) -> dict[str, AlignedOp]:
+    ours, theirs = defaultdict[str, list[str]](list), defaultdict[str, list[ExportedNode]](list)
+    for op_id, found in ops.items():
+        ours[found.op.module].append(op_id)
+    for node in nodes:
+        theirs[node.module].append(node)
+    pairs: dict[str, ExportedNode] = {}
+    for module, ids in ours.items():
+        pairs |= _paired([ops[op_id] for op_id in ids], theirs[module])
+    parts = _Parts(nodes, {node.name for node in pairs.values()})
+    result = {}
+    for op_id, found in ops.items():
+        kind, module = found.op.type, found.op.module
+        if op_id in pairs:
+            result[op_id] = attrs.evolve(found, nodes=parts.of(pairs[op_id]))
+        elif kind in dropped:
+            reason = "the exporter has left it out: it returns what it gets"
+            result[op_id] = attrs.evolve(found, reason=reason, is_dropped=True)
+        else:
+            is_known = any(kind in node.types for node in theirs[module])
+            what = f"{kind} of these shapes" if is_known else kind
+            reason = f"the program has no other {what} in {found.op.place}"
+            result[op_id] = attrs.evolve(found, reason=reason)
+    return result
+
+
+def _is_pair(found: AlignedOp, node: ExportedNode) -> bool:
+    shapes = [spec.shape for spec in found.op.tensors.outputs or () if spec is not None]
+    return found.op.type in node.types and shapes == list(node.shapes)
+
+
+def _paired(ops: Sequence[AlignedOp], nodes: Sequence[ExportedNode]) -> dict[str, ExportedNode]:
+    """Return a longest common sequence, by op id; of equal ones that with the first nodes."""
+    pairs: dict[str, ExportedNode] = {}
+    # What both begin with is a part of a longest sequence.
+    for found, node in zip(ops, nodes, strict=False):
+        if not _is_pair(found, node):
+            break
+        pairs[found.op.id] = node
+    ops, nodes = ops[len(pairs) :], nodes[len(pairs) :]
+    # Entry (i, j) is the length for the operators and nodes from there on.
+    lengths = [[0] * (len(nodes) + 1) for _ in range(len(ops) + 1)]
+    for i in reversed(range(len(ops))):
+        for j in reversed(range(len(nodes))):
+            skipped = max(lengths[i + 1][j], lengths[i][j + 1])
+            is_pair = _is_pair(ops[i], nodes[j])
+            lengths[i][j] = max(skipped, lengths[i + 1][j + 1] + 1) if is_pair else skipped
+    i = j = 0
+    while i < len(ops) and j < len(nodes):
+        if _is_pair(ops[i], nodes[j]) and lengths[i][j] == lengths[i + 1][j + 1] + 1:
+            pairs[ops[i].op.id] = nodes[j]
+            i, j = i + 1, j + 1
+        elif lengths[i][j] == lengths[i][j + 1]:
+            j += 1
+        else:
+            i += 1
+    return pairs
+
+
+class _Parts:
+    """Finds the nodes that compute one operator: what only its last node reads is a part of it."""
+
+    def __init__(self, nodes: Sequence[ExportedNode], taken: set[str]) -> None:
+        self._free = {node.name: node for node in nodes if node.name not in taken}
+        self._readers = defaultdict[str, set[str]](set)
+        for node in nodes:
+            for name in node.inputs:
+                self._readers[name].add(node.name)
+
+    def of(self, last: ExportedNode) -> tuple[str, ...]:
+        """Return the names of the nodes, in order."""
+        own, group = [last], {last.name}
+        for node in own:
+            for name in node.inputs:
+                part = self._free.get(name)
+                if part and part.module == last.module and self._readers[name] <= group:
+                    own.append(part)
+                    group.add(name)
+        return tuple(name for node in reversed(own) for name in node.parts)

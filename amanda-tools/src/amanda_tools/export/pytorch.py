@@ -1,0 +1,164 @@
+"""Puts changes into a PyTorch model, and writes it."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import amanda
+from amanda.errors import UnsupportedProgramError
+from amanda.files import new_beside
+from amanda.tools.alignment import AlignedOp, run_example
+from amanda_tools._operators.weights import values_of_run
+from amanda_tools.export import Exported, checks
+from amanda_tools.export.changes import Change, Mask
+from amanda_tools.export.graphs import EditedGraph
+
+class Exporter:
+    """Exports one model.
+
+    Args:
+        name: name of the tool, for messages.
+        tool: the tool.
+        model: the module.
+        inputs: example inputs.
+        fallback: leave an operator whose change cannot be expressed as it is.
+    """
+
+    def __init__(self, name: str, tool: Any, model: Any, inputs: Any, *, fallback: bool) -> None:
+        self._torch = importlib.import_module("torch")
+        if not isinstance(model, self._torch.nn.Module):
+            raise UnsupportedProgramError(f"{name}: only models of PyTorch can be exported")
+        self._name, self._tool, self._fallback = name, tool, fallback
+        self._inputs = inputs
+        is_sequence = isinstance(inputs, (tuple, list))
+        self._args = () if isinstance(inputs, dict) else tuple(inputs) if is_sequence else (inputs,)
+        self._kwargs = inputs if isinstance(inputs, dict) else None
+        with amanda.disabled():
+            self._model = copy.deepcopy(model).eval()
+        self.left: dict[str, str] = {}
+
+    def write(self, path: Path, changes: Sequence[Change]) -> Exported:
+        """Write the file, and check it."""
+        with self._torch.no_grad(), amanda.disabled():
+            expected = checks.outputs_under(self._tool, self._model, self._inputs)
+            masks = [change for change in changes if isinstance(change, Mask)]
+            others = [change for change in changes if not isinstance(change, Mask)]
+            original = copy.deepcopy(self._model) if masks else self._model
+            self._bake(masks)
+            with new_beside(path) as partial:
+                if path.suffix == ".safetensors":
+                    found = self._write_tensors(partial, others)
+                else:
+                    found = self._write_program(partial, path.suffix, others)
+                if self.left:
+                    kept = [change for change in changes if change.op not in self.left]
+                    expected = checks.outputs_under(checks.Applied(kept), original, self._inputs)
+                tolerance = 2e-6 if path.suffix == ".onnx" else 0.0
+                difference = checks.difference(found, expected, tolerance)
+                if difference is None:
+                    raise UnsupportedProgramError(self._first_difference(original, tolerance))
+        ops = dict.fromkeys(change.op for change in changes if change.op not in self.left)
+        return Exported(path, list(ops), self.left, difference)
+
+    # -- masks --------------------------------------------------------------
+
+    def _bake(self, masks: Sequence[Mask]) -> None:
+        places: dict[str, list[int]] = {}
+        for mask in masks:
+            places.setdefault(mask.op, []).append(mask.input)
+        if not masks:
+            return
+        values = values_of_run(lambda: run_example(self._model, self._inputs), places, self._name)
+        for mask in masks:
+            value = values[mask.op, mask.input]
+            if tuple(value.shape) != mask.mask.shape:
+                raise UnsupportedProgramError(
+                    f"{self._name}: the mask of op {mask.op} has the shape {mask.mask.shape}, and "
+                    f"its weight {tuple(value.shape)}: the model has changed"
+                )
+            value.mul_(self._torch.as_tensor(mask.mask, device=value.device))
+
+    def _write_tensors(self, path: Path, changes: Sequence[Change]) -> list[Any]:
+        if changes:
+            raise UnsupportedProgramError(
+                f"{self._name}: .safetensors has no operators, and cannot express what happens at "
+                f"op {changes[0].op}; .pt2 and .onnx can"
+            )
+        files = importlib.import_module("safetensors.torch")
+        # Tied weights are equal, and stand twice: the file then fits the model strictly.
+        state = {key: value.contiguous().clone() for key, value in self._model.state_dict().items()}
+        files.save_file(state, path)
+        read = copy.deepcopy(self._model)
+        read.load_state_dict(files.load_file(path))
+        return checks.flat(run_example(read, self._inputs))
+
+    # -- programs -----------------------------------------------------------
+
+    def _write_program(self, path: Path, suffix: str, changes: Sequence[Change]) -> list[Any]:
+        torch = self._torch
+        program = self._exported(self._model)
+        aligned = amanda.align(self._model, self._inputs, program)
+        graph = EditedGraph(program.module(check_guards=False), aligned, is_onnx=suffix == ".onnx")
+        by_op: dict[str, list[Change]] = {}
+        for change in changes:
+            by_op.setdefault(change.op, []).append(change)
+        for op_id, own in by_op.items():
+            if reason := graph.change(own):
+                self._leave(op_id, f"{suffix} cannot express its change: {reason}")
+        program = self._exported(graph.finished())
+        if suffix == ".pt2":
+            with path.open("wb") as file:
+                torch.export.save(program, file)
+            with path.open("rb") as file:
+                read = torch.export.load(file)
+            return checks.flat(run_example(read.module(), self._inputs))
+        with self._refusing("torch.onnx"):
+            exported = torch.onnx.export(
+                program, self._args, kwargs=self._kwargs, dynamo=True, verbose=False
+            )
+            path.write_bytes(exported.model_proto.SerializeToString())
+            return checks.run_onnx(path, self._inputs)
+
+    def _leave(self, op_id: str, reason: str) -> None:
+        """Leave an operator in floating point, or refuse to."""
+        if not self._fallback:
+            raise UnsupportedProgramError(
+                f"{self._name}: op {op_id}: {reason}; fallback=True leaves it in floating point"
+            )
+        self.left[op_id] = reason
+
+    def _exported(self, model: Any) -> Any:
+        preserved = importlib.import_module("torch.fx.traceback").preserve_node_meta()
+        with self._refusing("torch.export"), preserved:
+            return self._torch.export.export(model, self._args, self._kwargs)
+
+    def _in_onnx(self, program: Any) -> Any:
+        with self._refusing("torch.onnx"):
+            return self._torch.onnx.export(
+                program, self._args, kwargs=self._kwargs, dynamo=True, verbose=False
+            )
+
+    @contextmanager
+    def _refusing(self, exporter: str) -> Iterator[None]:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        except ImportError as error:
+            raise UnsupportedProgramError(
+                f"{self._name}: {error}: pip install 'amanda-tools[onnx]'"
+            ) from error
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise UnsupportedProgramError(
+                f"{self._name}: {exporter} refuses the model: {reason}"
+            ) from error
+
+    def _first_difference(self, original: Any, tolerance: float) -> str:
+        ...

@@ -1,0 +1,121 @@
+"""Reads the programs that ``torch.export`` and ``torch.onnx`` write, for ``amanda.align``."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from amanda.errors import FileError
+from amanda.interface.driver import ExportedNode
+from amanda_torch.mapping_rules import canonical
+
+_NOTES = "pkg.torch.onnx."
+"""What the keys of the metadata of nodes begin with, as torch.onnx writes them."""
+
+_ALIASES = "contiguous clone alias detach view view_as reshape reshape_as flatten getitem to"
+
+_OTHERS: Mapping[str, str] = {
+    "_native_batch_norm_legit_no_training": "batch_norm", "_softmax": "softmax",
+    "_log_softmax": "log_softmax", "_to_copy": "to float half double long int bool type type_as",
+    "_unsafe_view": _ALIASES, "add": "sum", "addmm": "linear", "alias": _ALIASES,
+    "clone": f"{_ALIASES} dropout", "convolution": "conv1d conv2d conv3d", "expand": "expand_as",
+    "index": "getitem", "native_group_norm": "group_norm", "mean": "adaptive_avg_pool2d",
+    "native_layer_norm": "layer_norm",
+    "permute": "transpose t", "reshape": _ALIASES, "select": "getitem", "slice": "getitem narrow",
+    "split": "chunk", "split_with_sizes": "split chunk", "squeeze": "getitem",
+    "sub": "diff", "to": "float half double long int bool type type_as",
+    "transpose": "permute t", "unsqueeze": "getitem", "view": _ALIASES,
+}  # fmt: skip
+"""By an operator of a program, types that an exporter writes as it, or with it as the last one."""
+
+
+def nodes_of(target: Any) -> list[ExportedNode] | None:
+    """Return the nodes of a program or of its file; None for anything else.
+
+    Raises:
+        FileError: the file cannot be read.
+    """
+    if isinstance(target, (str, os.PathLike)):
+        target = _read(os.fspath(target))
+    if isinstance(target, torch.export.ExportedProgram):
+        return list(_of_graph(target.graph))
+    if type(target).__name__ == "ModelProto":
+        target = importlib.import_module("onnx_ir").from_proto(target)
+    if isinstance(target, torch.onnx.ONNXProgram):
+        target = target.model
+    ir = sys.modules.get("onnx_ir")
+    return _of_onnx(target.graph) if ir is not None and isinstance(target, ir.Model) else None
+
+
+def _read(path: str) -> Any:
+    """Read a file of a program; None for a file of another kind."""
+    try:
+        if path.endswith(".pt2"):
+            return torch.export.load(path)
+        if path.endswith(".onnx"):
+            return importlib.import_module("onnx_ir").load(path)
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise FileError(f"{path} cannot be read: {reason}") from error
+    return None
+
+
+def _types(name: str, library: str = "") -> frozenset[str]:
+    """The types of the operators that may have become an operator of a library, "" for aten."""
+    if library:
+        return frozenset({f"{library}::{name}"})
+    kind = canonical(name)
+    return frozenset({kind, *_OTHERS.get(kind, "").split(), *_OTHERS.get(name, "").split()})
+
+
+def _of_graph(graph: torch.fx.Graph) -> Iterator[ExportedNode]:
+    for node in graph.nodes:
+        library, _, overload = str(node.target).partition(".")
+        if node.op != "call_function" or not overload:
+            continue
+        modules = list((node.meta.get("nn_module_stack") or {}).values())
+        value = node.meta.get("val")
+        values = value if isinstance(value, (tuple, list)) else [value]
+        yield ExportedNode(
+            node.name,
+            modules[-1][0] if modules else "",
+            _types(overload.partition(".")[0], "" if library == "aten" else library),
+            [tuple(v.shape) for v in values if isinstance(v, torch.Tensor)],
+            [each.name for each in node.all_input_nodes],
+            (node.name,),
+        )
+
+
+def _of_onnx(graph: Any) -> list[ExportedNode]:
+    """Return the groups of nodes that the exporter has made of one operator each."""
+    groups: dict[tuple[str, str, str], list[Any]] = {}
+    for node in graph:
+        notes = node.metadata_props
+        paths = ast.literal_eval(notes.get(f"{_NOTES}name_scopes", "[]"))
+        kinds = ast.literal_eval(notes.get(f"{_NOTES}class_hierarchy", "[]"))
+        if paths and kinds and kinds[-1].startswith("aten."):
+            module = paths[-2] if len(paths) > 1 else ""
+            groups.setdefault((paths[-1], module, kinds[-1]), []).append(node)
+    makers = {id(node): name for (name, *_), nodes in groups.items() for node in nodes}
+    return [_group(*key, nodes, makers) for key, nodes in groups.items()]
+
+
+def _group(
+    name: str, module: str, kind: str, nodes: Sequence[Any], makers: Mapping[int, str]
+) -> ExportedNode:
+    read = [value.producer() for node in nodes for value in node.inputs if value is not None]
+    inputs = dict.fromkeys(makers[id(node)] for node in read if id(node) in makers)
+    inputs.pop(name, None)
+    shapes = [
+        tuple(size if isinstance(size, int) else None for size in value.shape)
+        for value in nodes[-1].outputs
+        if value.shape is not None
+    ]
+    parts = tuple(node.name for node in nodes)
+    return ExportedNode(name, module, _types(kind.split(".")[1]), shapes, list(inputs), parts)
