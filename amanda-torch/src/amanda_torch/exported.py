@@ -112,10 +112,17 @@ def _group(
     read = [value.producer() for node in nodes for value in node.inputs if value is not None]
     inputs = dict.fromkeys(makers[id(node)] for node in read if id(node) in makers)
     inputs.pop(name, None)
+    own = {id(node) for node in nodes}
+    made = [value for node in nodes for value in node.outputs]
+    given = [v for v in made if v.is_graph_output() or any(id(n) not in own for n, _ in v.uses())]
     shapes = [
         tuple(size if isinstance(size, int) else None for size in value.shape)
-        for value in nodes[-1].outputs
+        for value in given
         if value.shape is not None
     ]
     parts = tuple(node.name for node in nodes)
-    return ExportedNode(name, module, _types(kind.split(".")[1]), shapes, list(inputs), parts)
+    parameters = {
+        v.name for node in nodes for v in node.inputs if v is not None and v.is_initializer()
+    }
+    types = _types(kind.split(".")[1])
+    return ExportedNode(name, module, types, shapes, list(inputs), parts, frozenset(parameters))

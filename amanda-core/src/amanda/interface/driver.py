@@ -77,6 +77,8 @@ class ExportedNode:
         shapes: shapes of its outputs.
         inputs: names of the nodes that it reads.
         parts: names of the nodes in the program, in order.
+        parameters: names of the parameters that it reads; an exporter that joins operators leaves
+            the weight of one of them its name.
     """
 
     name: str
@@ -85,6 +87,7 @@ class ExportedNode:
     shapes: Sequence[tuple[int | None, ...]]
     inputs: Sequence[str]
     parts: tuple[str, ...]
+    parameters: frozenset[str] = frozenset()
 
 
 class Driver(abc.ABC):

@@ -33,14 +33,14 @@ class AlignedOp:
 
     Attributes:
         op: the operator.
-        has_weight: one of its inputs is a parameter that a mapping rule calls its weight.
+        weight: name of the parameter that a mapping rule calls its weight; "" without one.
         nodes: names of its nodes in the program; the last one computes its outputs.
         reason: why there are none; "" if there are.
         is_dropped: there are none, as it returns what it gets.
     """
 
     op: OpDescription
-    has_weight: bool
+    weight: str = ""
     nodes: tuple[str, ...] = ()
     reason: str = ""
     is_dropped: bool = False
@@ -63,8 +63,8 @@ class _Recorder(Tool):
 
     def _note(self, context: OpContext) -> None:
         op, weight = describe(context), context["weight_index"]
-        has_weight = weight is not None and context.get_value(weight) is not None
-        self.ops[op.id] = AlignedOp(op, has_weight)
+        name = None if weight is None else context.get_parameter_name(weight)
+        self.ops[op.id] = AlignedOp(op, name or "")
 
 
 def run_example(model: Any, example_inputs: Any) -> Any:
@@ -111,16 +111,20 @@ def _aligned(
 ) -> dict[str, AlignedOp]:
     ours, theirs = defaultdict[str, list[str]](list), defaultdict[str, list[ExportedNode]](list)
     for op_id, found in ops.items():
-        ours[found.op.module].append(op_id)
+        ours[_module_of(found)].append(op_id)
     for node in nodes:
         theirs[node.module].append(node)
     pairs: dict[str, ExportedNode] = {}
     for module, ids in ours.items():
         pairs |= _paired([ops[op_id] for op_id in ids], theirs[module])
+    for op_id, found in ops.items():
+        reading = [node for node in nodes if found.weight and found.weight in node.parameters]
+        if op_id not in pairs and len(reading) == 1:
+            pairs[op_id] = reading[0]
     parts = _Parts(nodes, {node.name for node in pairs.values()})
     result = {}
     for op_id, found in ops.items():
-        kind, module = found.op.type, found.op.module
+        kind, module = found.op.type, _module_of(found)
         if op_id in pairs:
             result[op_id] = attrs.evolve(found, nodes=parts.of(pairs[op_id]))
         elif kind in dropped:
@@ -132,6 +136,13 @@ def _aligned(
             reason = f"the program has no other {what} in {found.op.place}"
             result[op_id] = attrs.evolve(found, reason=reason)
     return result
+
+
+def _module_of(found: AlignedOp) -> str:
+    """Return the path of the module of the model that runs an operator: a module that is no part
+    of it, as one that is made in each call, has a path with "@"."""
+    known, at, _ = found.op.module.partition("@")
+    return known.rpartition(".")[0] if at else known
 
 
 def _is_pair(found: AlignedOp, node: ExportedNode) -> bool:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import abc
+import os
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 import attrs
 
 from amanda import OpContext
+from amanda.errors import AmandaError
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.targets import Targets
 from amanda_tools._operators.weights import Untreatable
+from amanda_tools.export import Change, Exported, export_model
 
 OptionsT = TypeVar("OptionsT")
 
@@ -67,6 +70,26 @@ class TargetingTool(PrintingTool[OptionsT], abc.ABC):
         Raises:
             Untreatable: the tool cannot act on the operator.
         """
+
+    def export_model(
+        self,
+        model: Any,
+        example_inputs: Any,
+        path: str | os.PathLike[str],
+        *,
+        fallback: bool = False,
+    ) -> Exported:
+        """Write a model with this tool's changes into a file, see
+        :func:`amanda_tools.export.export_model`."""
+        return export_model(self, model, example_inputs, path, fallback=fallback)
+
+    def changes(self) -> Sequence[Change]:
+        """Return what the tool changes, as data.
+
+        Raises:
+            AmandaError: the tool has no changes that can be exported, or not yet.
+        """
+        raise AmandaError(f"{self.name}: its changes cannot be exported")
 
     def summary(self) -> dict[str, Any]:
         """Return the options, operators left alone with reasons, types and patterns never met."""

@@ -48,7 +48,7 @@ _is_stacked = _symbol("torch._C._functorch.is_batchedtensor")
 _stacked_axis = _symbol("torch._C._functorch.maybe_get_bdim")
 _level = _symbol("torch._C._functorch.maybe_get_level")
 _in_transforms = _symbol("torch._C._are_functorch_transforms_active")
-tree_leaves_of_outputs = _symbol("torch.utils._pytree.tree_leaves")
+_tree_leaves = _symbol("torch.utils._pytree.tree_leaves")
 _local_tensor = operator.attrgetter("_local_tensor")
 _PROFILERS = (
     ("torch.autograd.profiler", "_prepare_profiler", "_enable_profiler"),
@@ -366,3 +366,18 @@ def raw_saved_tensors(node: Any) -> Iterator[Any]:
             # The backward pass has freed it.
             continue
         yield from value if isinstance(value, (list, tuple)) else (value,)
+
+
+def leaves_of(outputs: Any) -> list[Any]:
+    """The leaves of what a PyTorch model takes or returns, in the order in which it is exported."""
+    found: list[Any] = _tree_leaves()(outputs)
+    return found
+
+
+def quantizing_operators() -> Any:
+    """The operators that quantize and dequantize, in which PyTorch's exporters write quantization.
+
+    Importing this module registers them (2.13): no public one does.
+    """
+    importlib.import_module("torch.ao.quantization.fx._decomposed")
+    return importlib.import_module("torch").ops.quantized_decomposed

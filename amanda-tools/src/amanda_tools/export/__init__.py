@@ -54,7 +54,12 @@ class Exported:
 
 
 def export_model(
-    tool: Any, model: Any, example_inputs: Any, path: str | os.PathLike[str], *, fallback: bool = False
+    tool: Any,
+    model: Any,
+    example_inputs: Any,
+    path: str | os.PathLike[str],
+    *,
+    fallback: bool = False,
 ) -> Exported:
     """Write a model with the changes of a tool into a file, which needs no Amanda.
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import amanda
 from amanda import OpContext
 from amanda.tools.alignment import run_example
+from amanda_tools._internals import leaves_of
 from amanda_tools.export.changes import Change, Function, Rounding
-from amanda_tools.export.graphs import quantized_ops
 
 
 class Applied(amanda.Tool):
@@ -48,14 +48,13 @@ def _changed(value: Any, change: Change) -> Any:
 
 def outputs_under(tool: amanda.Tool, model: Any, inputs: Any) -> list[Any]:
     """Return the outputs of a model under a tool."""
-    with amanda.enabled(), amanda.apply(tool):
+    with amanda.apply(tool):
         return flat(run_example(model, inputs))
 
 
 def flat(outputs: Any) -> list[Any]:
     """Return the tensors of outputs."""
-    leaves = importlib.import_module("torch.utils._pytree").tree_leaves(outputs)
-    return [leaf.detach() for leaf in leaves if hasattr(leaf, "detach")]
+    return [leaf.detach() for leaf in leaves_of(outputs) if hasattr(leaf, "detach")]
 
 
 def difference(found: Sequence[Any], expected: Sequence[Any], tolerance: float) -> float | None:
@@ -89,4 +88,6 @@ def run_onnx(path: Path, inputs: Any) -> list[Any]:
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     values = [value.detach().cpu().numpy() for value in flat(inputs)]
     names = [value.name for value in session.get_inputs()]
-    return [torch.from_numpy(each) for each in session.run(None, dict(zip(names, values, strict=True)))]
+    return [
+        torch.from_numpy(each) for each in session.run(None, dict(zip(names, values, strict=True)))
+    ]

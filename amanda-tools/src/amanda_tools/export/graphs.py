@@ -10,6 +10,7 @@ import numpy as np
 
 from amanda.errors import UnsupportedProgramError
 from amanda.tools.alignment import AlignedOp
+from amanda_tools._internals import quantizing_operators
 from amanda_tools.export.changes import Change, Function, Rounding
 
 _SWAPPED = {"aten.embedding.default": (1, 0)}
@@ -18,12 +19,6 @@ _SWAPPED = {"aten.embedding.default": (1, 0)}
 
 class _Inexpressible(Exception):
     """The reason why a program cannot have a change."""
-
-
-def quantized_ops() -> Any:
-    """Return the operators that quantize and dequantize, which importing a module registers."""
-    importlib.import_module("torch.ao.quantization.fx._decomposed")
-    return importlib.import_module("torch").ops.quantized_decomposed
 
 
 class EditedGraph:
@@ -37,7 +32,7 @@ class EditedGraph:
 
     def __init__(self, module: Any, aligned: Mapping[str, AlignedOp], *, is_onnx: bool) -> None:
         self._torch = importlib.import_module("torch")
-        self._ops = quantized_ops()
+        self._ops = quantizing_operators()
         self._module, self._graph = module, module.graph
         self._aligned, self._is_onnx = aligned, is_onnx
         self._nodes = {node.name: node for node in module.graph.nodes}
@@ -95,7 +90,7 @@ class EditedGraph:
                 raise _Inexpressible(f"input {change.input} is of type {value.dtype}")
             if change.axis is None and np.size(change.scale) > 1:
                 raise _Inexpressible("its channels are on several axes")
-            if self._is_onnx and not -128 <= change.low <= change.high <= 127:
+            if self._is_onnx and self._integer_type(change) is self._torch.int16:
                 raise _Inexpressible("torch.onnx writes integers of 8 bits at most")
         elif not isinstance(change, Function):
             raise _Inexpressible(f"{type(change).__name__} is no change that is known")
@@ -107,7 +102,7 @@ class EditedGraph:
             return self._graph.call_function(change.function, (source,))
         assert isinstance(change, Rounding)
         parameter = self._parameter(source)
-        dtype = self._torch.int8 if -128 <= change.low <= change.high <= 127 else self._torch.int16
+        dtype = self._integer_type(change)
         limits = (change.low, change.high, dtype)
         if parameter is not None:
             name = f"{source.target}_integers"
@@ -117,9 +112,15 @@ class EditedGraph:
             whole = self._quantized(source, change, limits)
         return self._call("dequantize", whole, change, self._grid(source, change), limits)
 
+    def _integer_type(self, change: Rounding) -> Any:
+        torch, low, high = self._torch, change.low, change.high
+        if low >= -128 and high <= 127:
+            return torch.int8
+        return torch.uint8 if low >= 0 and high <= 255 else torch.int16
+
     def _quantized(self, source: Any, change: Rounding, limits: Sequence[Any]) -> Any:
         grid, aten = self._grid(source, change), self._torch.ops.aten
-        is_full = (change.low, change.high) == (-128, 127)
+        is_full = (change.low, change.high) in ((-128, 127), (0, 255))
         if self._is_onnx and not is_full and change.axis is None:
             scale, zero = grid
             bounds = [(limit - zero) * scale for limit in (change.low, change.high)]

@@ -19,6 +19,7 @@ from amanda_tools.export import Exported, checks
 from amanda_tools.export.changes import Change, Mask
 from amanda_tools.export.graphs import EditedGraph
 
+
 class Exporter:
     """Exports one model.
 
@@ -39,13 +40,12 @@ class Exporter:
         is_sequence = isinstance(inputs, (tuple, list))
         self._args = () if isinstance(inputs, dict) else tuple(inputs) if is_sequence else (inputs,)
         self._kwargs = inputs if isinstance(inputs, dict) else None
-        with amanda.disabled():
-            self._model = copy.deepcopy(model).eval()
+        self._model = copy.deepcopy(model).eval()
         self.left: dict[str, str] = {}
 
     def write(self, path: Path, changes: Sequence[Change]) -> Exported:
         """Write the file, and check it."""
-        with self._torch.no_grad(), amanda.disabled():
+        with self._torch.no_grad():
             expected = checks.outputs_under(self._tool, self._model, self._inputs)
             masks = [change for change in changes if isinstance(change, Mask)]
             others = [change for change in changes if not isinstance(change, Mask)]
@@ -160,5 +160,4 @@ class Exporter:
                 f"{self._name}: {exporter} refuses the model: {reason}"
             ) from error
 
-    def _first_difference(self, original: Any, tolerance: float) -> str:
-        ...
+    def _first_difference(self, original: Any, tolerance: float) -> str: ...

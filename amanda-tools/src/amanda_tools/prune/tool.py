@@ -17,6 +17,7 @@ from amanda_tools._bases.targeting import TargetingTool
 from amanda_tools._operators.weights import Weight, WeightsOfRun, not_executed, weak_reference
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
+from amanda_tools.export import Change, Mask
 from amanda_tools.prune import files
 from amanda_tools.prune.attention import CAUSAL, AttentionPruning
 from amanda_tools.prune.channel import ChannelPruning
@@ -173,6 +174,16 @@ class PruneTool(TargetingTool[PruneOptions]):
                 raise CapabilityError(
                     f"prune: the weight of op {weight.readers[0]} cannot be written: {error}"
                 ) from error
+
+    def changes(self) -> list[Change]:
+        """Return the masks, for an export.
+
+        Raises:
+            AmandaError: there are none yet, or the method has none.
+        """
+        self._check_masks()
+        masks = self.masks
+        return [Mask(op_id, self._weights()[op_id].weight.index, m) for op_id, m in masks.items()]
 
     def _check_masks(self) -> None:
         """Check that all pruned operators have masks.

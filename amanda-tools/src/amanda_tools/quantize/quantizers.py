@@ -11,6 +11,7 @@ import numpy as np
 
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Arithmetic, Array, arithmetic_of
+from amanda_tools.export import Change, Function, Rounding
 from amanda_tools.quantize.numbers import QuantGrid, dynamic_fit, fake_float, fake_quantize
 from amanda_tools.quantize.observers import RangeObserver, range_of
 from amanda_tools.quantize.options import QuantizeOptions
@@ -224,6 +225,24 @@ class Quantizer:
         return (rounded + _nothing(arithmetic, bounded)) * step
 
     # -- figures ----------------------------------------------------------
+
+    def change(self, op_id: str) -> Change:
+        """Return the rounding of an operator's input as data."""
+        final = self.final()
+        if self.grid.number == "int" and final is not None:
+            axis = self.axes[0] if len(self.axes) == 1 else None
+            limits = int(self.grid.low), int(self.grid.high)
+            return Rounding(op_id, self.index, *final, *limits, axis, divides=self.step is not None)
+        return Function(op_id, self.index, self._traced)
+
+    def _traced(self, tensor: Any) -> Any:
+        """Return the rounded tensor, where an exporter traces the program."""
+        if self.scale is not None:
+            # Constants that are made here are symbolic, and of no use elsewhere.
+            return self._rounded(tensor, *attrs.evolve(self, constants={}).constants(tensor))
+        arithmetic = arithmetic_of(tensor)
+        fitted = dynamic_fit(arithmetic, arithmetic.widen(tensor), self.grid)
+        return self._rounded(tensor, *fitted)
 
     def final(self) -> tuple[Array, Array] | None:
         """Return scale and zero point, learned ones included; None if there are none, or not

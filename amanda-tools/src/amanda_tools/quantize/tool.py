@@ -27,6 +27,7 @@ from amanda_tools._operators.weights import (
     weight_of,
 )
 from amanda_tools._values.tensors import Array, arithmetic_of
+from amanda_tools.export import Change
 from amanda_tools.quantize import files
 from amanda_tools.quantize.numbers import fake_float, fake_quantize
 from amanda_tools.quantize.options import DEFAULT_OPS, QuantizeOptions
@@ -323,6 +324,15 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
         header = {"tool": self.name, "schema": self.schema}
         files.write_tensors(target, files.ready(self.quantizers), header, run)
         return target
+
+    def changes(self) -> list[Change]:
+        """Return the rounding of each input, for an export.
+
+        Raises:
+            AmandaError: an operator is not calibrated.
+        """
+        ready = files.ready(self.quantizers)
+        return [quantizer.change(op_id) for op_id, found in ready.items() for quantizer in found]
 
     def to_torchao(self, model: Any, run: Callable[[], Any]) -> Exported:
         """Copy a PyTorch model that computes with torchao's tensors what was simulated.

@@ -348,7 +348,9 @@ class TorchArithmetic(Arithmetic):
         return tensor.softmax(-1)
 
     def min_max(self, tensor: Any) -> tuple[Any, Any]:
-        return tensor.amin(), tensor.amax()
+        # By all axes: torch.onnx (2.13) cannot export a call without axes.
+        axes = tuple(range(tensor.dim()))
+        return tensor.amin(axes), tensor.amax(axes)
 
     def mean(self, tensor: Any, axes: Sequence[int]) -> Any:
         # In PyTorch an empty tuple of axes means all axes.
