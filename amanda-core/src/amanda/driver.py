@@ -28,7 +28,13 @@ from amanda.interface.calls import (
     OpCall,
     ParameterName,
 )
-from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver, ExportedNode, ThreadSwitches
+from amanda.interface.driver import (
+    INTERFACE_VERSION,
+    Capability,
+    Driver,
+    ExportedNode,
+    ThreadSwitches,
+)
 from amanda.interface.namespace import Namespace
 from amanda.interface.proofs import Proof
 from amanda.interface.settings import chosen, mistake

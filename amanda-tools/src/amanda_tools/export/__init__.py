@@ -1,4 +1,4 @@
-"""Exports a PyTorch model with what a tool has changed: ``export_model(tool, model, inputs, path)``.
+"""Exports a PyTorch model with what a tool has changed.
 
 Any tool with a method ``changes()`` can be exported::
 

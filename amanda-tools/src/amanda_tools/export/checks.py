@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import amanda
 from amanda import OpContext
@@ -46,9 +47,9 @@ def _changed(value: Any, change: Change) -> Any:
     return ((scaled.round() + zero).clamp(change.low, change.high) - zero) * scale
 
 
-def outputs_under(tool: amanda.Tool, model: Any, inputs: Any) -> list[Any]:
-    """Return the outputs of a model under a tool."""
-    with amanda.apply(tool):
+def outputs_under(tool: amanda.Tool, model: Any, inputs: Any, *others: amanda.Tool) -> list[Any]:
+    """Return the outputs of a model under a tool, and others."""
+    with amanda.apply(tool, *others):
         return flat(run_example(model, inputs))
 
 
@@ -80,14 +81,83 @@ def difference(found: Sequence[Any], expected: Sequence[Any], tolerance: float) 
     return largest
 
 
-def run_onnx(path: Path, inputs: Any) -> list[Any]:
-    """Return the outputs of a model in ONNX Runtime without its optimizer."""
+def run_onnx(model: Any, inputs: Any) -> list[Any]:
+    """Return the outputs of a model, a path or bytes, in ONNX Runtime without its optimizer."""
     torch, ort = importlib.import_module("torch"), importlib.import_module("onnxruntime")
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     values = [value.detach().cpu().numpy() for value in flat(inputs)]
     names = [value.name for value in session.get_inputs()]
-    return [
-        torch.from_numpy(each) for each in session.run(None, dict(zip(names, values, strict=True)))
-    ]
+    found = session.run(None, dict(zip(names, values, strict=True)))
+    return [torch.from_numpy(np.asarray(each)) for each in found]
+
+
+class _Outputs(amanda.Tool):
+    """Keeps the first output of each operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, Any] = {}
+        self.add_inst_for_op(self._analyse)
+
+    def _analyse(self, context: OpContext) -> None:
+        context.insert_after_op(self._keep, outputs=[0], op_id=context.get_op_id())
+
+    def _keep(self, output: Any, op_id: str) -> None:
+        """Instrumentation routine: copy an output."""
+        self.values[op_id] = None if output is None else output.detach().clone()
+
+
+def first_difference(
+    tool: amanda.Tool, model: Any, inputs: Any, program: Any, tolerance: float
+) -> str:
+    """Return the id of the first operator whose output in a program is another one than under the
+    tool, and how large the difference is; "" if there is none.
+
+    Args:
+        tool, model, inputs: what is exported.
+        program: of torch.export, or a model of ONNX.
+        tolerance: as for :func:`difference`.
+    """
+    expected = _Outputs()
+    outputs_under(tool, model, inputs, expected)
+    aligned = amanda.align(model, inputs, program)
+    last = {op_id: found.nodes[-1] for op_id, found in aligned.items() if found.nodes}
+    is_onnx = not hasattr(program, "module")
+    values = (_values_in_onnx if is_onnx else _values_in_graph)(program, inputs, {*last.values()})
+    for op_id, node in last.items():
+        one, other = values.get(node), expected.values.get(op_id)
+        if one is None or other is None or one.shape != other.shape:
+            continue
+        if difference([one], [other], tolerance) is None:
+            gap = (one.double() - other.double()).abs().max().item()
+            return f"{op_id}, by {gap:.2g}"
+    return ""
+
+
+def _values_in_graph(program: Any, inputs: Any, names: set[str]) -> dict[str, Any]:
+    """Return the values of nodes of a program of torch.export."""
+    module, values = program.module(), dict[str, Any]()
+    fx = importlib.import_module("torch.fx")
+
+    class Keeping(fx.Interpreter):  # type: ignore[name-defined,misc]
+        def run_node(self, n: Any) -> Any:
+            found = super().run_node(n)
+            if n.name in names and hasattr(found, "detach"):
+                values[n.name] = found.detach().clone()
+            return found
+
+    Keeping(module).run(*flat(inputs))
+    return values
+
+
+def _values_in_onnx(model: Any, inputs: Any, names: set[str]) -> dict[str, Any]:
+    """Return the first outputs of nodes of a model of ONNX."""
+    onnx = importlib.import_module("onnx")
+    given, count = onnx.ModelProto(), len(model.graph.output)
+    given.CopyFrom(model)
+    own = {node.name: node.output[0] for node in given.graph.node if node.name in names}
+    given.graph.output.extend(onnx.ValueInfoProto(name=name) for name in own.values())
+    found = run_onnx(given.SerializeToString(), inputs)
+    return dict(zip(own, found[count:], strict=True))

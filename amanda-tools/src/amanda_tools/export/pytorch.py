@@ -13,7 +13,7 @@ from typing import Any
 import amanda
 from amanda.errors import UnsupportedProgramError
 from amanda.files import new_beside
-from amanda.tools.alignment import AlignedOp, run_example
+from amanda.tools.alignment import run_example
 from amanda_tools._operators.weights import values_of_run
 from amanda_tools.export import Exported, checks
 from amanda_tools.export.changes import Change, Mask
@@ -42,29 +42,44 @@ class Exporter:
         self._kwargs = inputs if isinstance(inputs, dict) else None
         self._model = copy.deepcopy(model).eval()
         self.left: dict[str, str] = {}
+        self._program: Any = None
 
     def write(self, path: Path, changes: Sequence[Change]) -> Exported:
         """Write the file, and check it."""
+        masks = [change for change in changes if isinstance(change, Mask)]
+        others = [change for change in changes if not isinstance(change, Mask)]
+        original = copy.deepcopy(self._model)
         with self._torch.no_grad():
-            expected = checks.outputs_under(self._tool, self._model, self._inputs)
-            masks = [change for change in changes if isinstance(change, Mask)]
-            others = [change for change in changes if not isinstance(change, Mask)]
-            original = copy.deepcopy(self._model) if masks else self._model
             self._bake(masks)
             with new_beside(path) as partial:
                 if path.suffix == ".safetensors":
                     found = self._write_tensors(partial, others)
                 else:
                     found = self._write_program(partial, path.suffix, others)
-                if self.left:
-                    kept = [change for change in changes if change.op not in self.left]
-                    expected = checks.outputs_under(checks.Applied(kept), original, self._inputs)
-                tolerance = 2e-6 if path.suffix == ".onnx" else 0.0
-                difference = checks.difference(found, expected, tolerance)
-                if difference is None:
-                    raise UnsupportedProgramError(self._first_difference(original, tolerance))
-        ops = dict.fromkeys(change.op for change in changes if change.op not in self.left)
-        return Exported(path, list(ops), self.left, difference)
+                kept = [change for change in changes if change.op not in self.left]
+                tool = checks.Applied(kept) if self.left else self._tool
+                difference = self._checked(found, tool, original, path.suffix)
+        return Exported(path, list({change.op: 1 for change in kept}), self.left, difference)
+
+    def _checked(self, found: Sequence[Any], tool: Any, model: Any, suffix: str) -> float:
+        """Return the largest difference to the model under the tool.
+
+        Raises:
+            UnsupportedProgramError: it is too large.
+        """
+        tolerance = 2e-6 if suffix == ".onnx" else 0.0
+        expected = checks.outputs_under(tool, model, self._inputs)
+        difference = checks.difference(found, expected, tolerance)
+        if difference is not None:
+            return difference
+        where = ""
+        if self._program is not None:
+            given = tool, model, self._inputs, self._program, tolerance
+            where = checks.first_difference(*given)
+        raise UnsupportedProgramError(
+            f"{self._name}: the exported model computes another result than the model under the "
+            f"tool{where and f', first at op {where}'}"
+        )
 
     # -- masks --------------------------------------------------------------
 
@@ -111,7 +126,7 @@ class Exporter:
         for op_id, own in by_op.items():
             if reason := graph.change(own):
                 self._leave(op_id, f"{suffix} cannot express its change: {reason}")
-        program = self._exported(graph.finished())
+        self._program = program = self._exported(graph.finished())
         if suffix == ".pt2":
             with path.open("wb") as file:
                 torch.export.save(program, file)
@@ -119,11 +134,11 @@ class Exporter:
                 read = torch.export.load(file)
             return checks.flat(run_example(read.module(), self._inputs))
         with self._refusing("torch.onnx"):
-            exported = torch.onnx.export(
-                program, self._args, kwargs=self._kwargs, dynamo=True, verbose=False
-            )
-            path.write_bytes(exported.model_proto.SerializeToString())
-            return checks.run_onnx(path, self._inputs)
+            options = {"kwargs": self._kwargs, "dynamo": True, "verbose": False}
+            self._program = torch.onnx.export(program, self._args, **options).model_proto
+        path.write_bytes(self._program.SerializeToString())
+        with self._refusing("ONNX Runtime"):
+            return checks.run_onnx(str(path), self._inputs)
 
     def _leave(self, op_id: str, reason: str) -> None:
         """Leave an operator in floating point, or refuse to."""
@@ -138,12 +153,6 @@ class Exporter:
         with self._refusing("torch.export"), preserved:
             return self._torch.export.export(model, self._args, self._kwargs)
 
-    def _in_onnx(self, program: Any) -> Any:
-        with self._refusing("torch.onnx"):
-            return self._torch.onnx.export(
-                program, self._args, kwargs=self._kwargs, dynamo=True, verbose=False
-            )
-
     @contextmanager
     def _refusing(self, exporter: str) -> Iterator[None]:
         try:
@@ -155,9 +164,9 @@ class Exporter:
                 f"{self._name}: {error}: pip install 'amanda-tools[onnx]'"
             ) from error
         except Exception as error:
+            while error.__cause__ is not None and isinstance(error.__cause__, Exception):
+                error = error.__cause__
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise UnsupportedProgramError(
                 f"{self._name}: {exporter} refuses the model: {reason}"
             ) from error
-
-    def _first_difference(self, original: Any, tolerance: float) -> str: ...

@@ -161,12 +161,7 @@ class PruneTool(TargetingTool[PruneOptions]):
             CapabilityError: a weight cannot be written.
         """
         self._check_masks()
-        if shared := self._shared():
-            op_id, reader = next(iter(shared.items()))
-            raise AmandaError(
-                f"prune: op {reader} reads the weight of op {op_id} without its mask and would "
-                "change, too; add its type to ops"
-            )
+        self._check_readers()
         for weight, found in self._weights_of(run):
             try:
                 weight.write_zeros(found)
@@ -179,11 +174,25 @@ class PruneTool(TargetingTool[PruneOptions]):
         """Return the masks, for an export.
 
         Raises:
-            AmandaError: there are none yet, or the method has none.
+            AmandaError: there are none yet, the method has none, or as for :meth:`bake`.
         """
         self._check_masks()
+        self._check_readers()
         masks = self.masks
         return [Mask(op_id, self._weights()[op_id].weight.index, m) for op_id, m in masks.items()]
+
+    def _check_readers(self) -> None:
+        """Check that nothing reads a weight without its mask.
+
+        Raises:
+            AmandaError: an operator does, or in another view.
+        """
+        if shared := self._shared():
+            op_id, reader = next(iter(shared.items()))
+            raise AmandaError(
+                f"prune: op {reader} reads the weight of op {op_id} without its mask and would "
+                "change, too; add its type to ops"
+            )
 
     def _check_masks(self) -> None:
         """Check that all pruned operators have masks.
