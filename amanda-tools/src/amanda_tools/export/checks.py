@@ -123,10 +123,11 @@ def first_difference(
     expected = _Outputs()
     outputs_under(tool, model, inputs, expected)
     aligned = amanda.align(model, inputs, program)
-    last = {op_id: found.nodes[-1] for op_id, found in aligned.items() if found.nodes}
+    # A node of several operators computes the outputs of the last one.
+    last = {found.nodes[-1]: op_id for op_id, found in aligned.items() if found.nodes}
     is_onnx = not hasattr(program, "module")
-    values = (_values_in_onnx if is_onnx else _values_in_graph)(program, inputs, {*last.values()})
-    for op_id, node in last.items():
+    values = (_values_in_onnx if is_onnx else _values_in_graph)(program, inputs, {*last})
+    for node, op_id in last.items():
         one, other = values.get(node), expected.values.get(op_id)
         if one is None or other is None or one.shape != other.shape:
             continue
