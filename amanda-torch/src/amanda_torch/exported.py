@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
-import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
 import torch
 
 from amanda.errors import FileError
@@ -36,9 +34,6 @@ _OTHERS: Mapping[str, str] = {
 }  # fmt: skip
 """By an operator of a program, types that an exporter writes as it, or with it as the last one."""
 
-_SPLITS = frozenset({"chunk", "split", "split_with_sizes", "tensor_split", "unbind"})
-"""Types of operators that an exporter writes as selections from their input."""
-
 
 def nodes_of(target: Any) -> list[ExportedNode] | None:
     """Return the nodes of a program or of its file; None for anything else.
@@ -49,15 +44,13 @@ def nodes_of(target: Any) -> list[ExportedNode] | None:
     if isinstance(target, (str, os.PathLike)):
         target = _read(os.fspath(target))
     if isinstance(target, torch.export.ExportedProgram):
-        return _with_joined(_of_graph(target.graph))
+        return list(_of_graph(target.graph))
     if type(target).__name__ == "ModelProto":
         target = importlib.import_module("onnx_ir").from_proto(target)
     if isinstance(target, torch.onnx.ONNXProgram):
         target = target.model
     ir = sys.modules.get("onnx_ir")
-    if ir is None or not isinstance(target, ir.Model):
-        return None
-    return _with_joined(_of_onnx(target.graph))
+    return _of_onnx(target.graph) if ir is not None and isinstance(target, ir.Model) else None
 
 
 def _read(path: str) -> Any:
@@ -79,19 +72,6 @@ def _types(name: str, library: str = "") -> frozenset[str]:
         return frozenset({f"{library}::{name}"})
     kind = canonical(name)
     return frozenset({kind, *_OTHERS.get(kind, "").split(), *_OTHERS.get(name, "").split()})
-
-
-def _with_joined(nodes: Iterable[ExportedNode]) -> list[ExportedNode]:
-    """Add a node for all selections in a row from one tensor, as which a split is written."""
-    found: list[ExportedNode] = []
-    for _, row in itertools.groupby(nodes, lambda n: (n.module, "getitem" in n.types, n.inputs)):
-        own = list(row)
-        found += own
-        if len(own) > 1 and "getitem" in own[0].types:
-            shapes = [shape for node in own for shape in node.shapes]
-            parts = tuple(name for node in own for name in node.parts)
-            found.append(attrs.evolve(own[-1], types=_SPLITS, shapes=shapes, parts=parts))
-    return found
 
 
 def _of_graph(graph: torch.fx.Graph) -> Iterator[ExportedNode]:
@@ -135,11 +115,10 @@ def _group(
     own = {id(node) for node in nodes}
     made = [value for node in nodes for value in node.outputs]
     given = [v for v in made if v.is_graph_output() or any(id(n) not in own for n, _ in v.uses())]
-    shapes = [
-        tuple(size if isinstance(size, int) else None for size in value.shape)
-        for value in given
-        if value.shape is not None
-    ]
+    shapes = None
+    # A sequence of tensors has none.
+    if all(value.shape is not None for value in given):
+        shapes = [tuple(n if isinstance(n, int) else None for n in v.shape) for v in given]
     parts = tuple(node.name for node in nodes)
     parameters = {
         v.name for node in nodes for v in node.inputs if v is not None and v.is_initializer()

@@ -74,7 +74,7 @@ class ExportedNode:
         name: its name, by which other nodes read it.
         module: path of the module that it was made in.
         types: canonical types of the operators that it may stand for.
-        shapes: shapes of its outputs.
+        shapes: shapes of its outputs; None if they are not known.
         inputs: names of the nodes that it reads.
         parts: names of the nodes in the program, in order.
         parameters: names of the parameters that it reads; an exporter that joins operators leaves
@@ -84,7 +84,7 @@ class ExportedNode:
     name: str
     module: str
     types: frozenset[str]
-    shapes: Sequence[tuple[int | None, ...]]
+    shapes: Sequence[tuple[int | None, ...]] | None
     inputs: Sequence[str]
     parts: tuple[str, ...]
     parameters: frozenset[str] = frozenset()

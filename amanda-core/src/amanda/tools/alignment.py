@@ -147,7 +147,7 @@ def _module_of(found: AlignedOp) -> str:
 
 def _is_pair(found: AlignedOp, node: ExportedNode) -> bool:
     shapes = [spec.shape for spec in found.op.tensors.outputs or () if spec is not None]
-    return found.op.type in node.types and shapes == list(node.shapes)
+    return found.op.type in node.types and node.shapes in (None, shapes)
 
 
 def _paired(ops: Sequence[AlignedOp], nodes: Sequence[ExportedNode]) -> dict[str, ExportedNode]:

@@ -12,14 +12,11 @@ Any tool with a method ``changes()`` can be exported::
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from amanda.errors import UnsupportedProgramError
-from amanda_tools.export.changes import Change, ChangingTool, Function, Mask, Rounding
+from amanda_tools.export.changes import Change, ChangingTool, Exported, Function, Mask, Rounding
 
 __all__ = [
     "FORMATS",
@@ -34,23 +31,6 @@ __all__ = [
 
 FORMATS = (".onnx", ".pt2", ".safetensors")
 """Suffixes of files that a model is exported to."""
-
-
-@attrs.frozen
-class Exported:
-    """An exported model.
-
-    Attributes:
-        path: the file.
-        ops: ids of the operators that are changed in it.
-        in_floating_point: ids of operators that are as in the original model, with the reason.
-        difference: largest absolute difference of an output to that of the model under the tool.
-    """
-
-    path: Path
-    ops: Sequence[str]
-    in_floating_point: Mapping[str, str]
-    difference: float
 
 
 def export_model(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
@@ -77,3 +78,20 @@ class ChangingTool(Protocol):
         Raises:
             AmandaError: it is not known yet, or is no such change; the message gives the reason.
         """
+
+
+@attrs.frozen
+class Exported:
+    """An exported model.
+
+    Attributes:
+        path: the file.
+        ops: ids of the operators that are changed in it.
+        in_floating_point: ids of operators that are as in the original model, with the reason.
+        difference: largest absolute difference of an output to that of the model under the tool.
+    """
+
+    path: Path
+    ops: Sequence[str]
+    in_floating_point: Mapping[str, str]
+    difference: float

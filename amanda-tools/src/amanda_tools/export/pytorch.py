@@ -15,8 +15,8 @@ from amanda.errors import UnsupportedProgramError
 from amanda.files import new_beside
 from amanda.tools.alignment import run_example
 from amanda_tools._operators.weights import values_of_run
-from amanda_tools.export import Exported, checks
-from amanda_tools.export.changes import Change, Mask
+from amanda_tools.export import checks
+from amanda_tools.export.changes import Change, Exported, Mask
 from amanda_tools.export.graphs import EditedGraph
 
 
