@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -92,9 +92,14 @@ def _of_graph(graph: torch.fx.Graph) -> Iterator[ExportedNode]:
         yield ExportedNode(
             module,
             _types(name, "" if library == "aten" else library) | {canonical(function)},
-            [tuple(v.shape) for v in values if isinstance(v, torch.Tensor)],
+            [_known(v.shape) for v in values if isinstance(v, torch.Tensor)],
             tuple(node.name for node in nodes),
         )
+
+
+def _known(shape: Iterable[Any]) -> tuple[int | None, ...]:
+    """A shape with None for each size that is a symbol."""
+    return tuple(size if isinstance(size, int) else None for size in shape)
 
 
 def _origin_of(node: torch.fx.Node) -> tuple[str, tuple[str, str]]:
@@ -138,8 +143,7 @@ def _group(module: str, kind: str, nodes: Sequence[Any]) -> ExportedNode:
     shapes = None
     # Of a sequence of tensors, as which a split is written, they are not known.
     if not any(node.op_type == "SplitToSequence" for node in nodes):
-        sizes = [value.shape for value in given if value.shape is not None]
-        shapes = [tuple(n if isinstance(n, int) else None for n in size) for size in sizes]
+        shapes = [_known(value.shape) for value in given if value.shape is not None]
     read = [value for node in nodes for value in node.inputs if value is not None]
     parameters = frozenset(value.name for value in read if value.is_initializer())
     parts = tuple(node.name for node in nodes)

@@ -211,9 +211,9 @@ def test_an_export_in_a_scope_has_the_changes_if_they_are_asked_for(
             torch.export.export(net, X)
             found = tool.export_model(net, X, tmp_path / "net.pt2")
     assert len(found.ops) == 4
-    with amanda.apply(amanda.tools.load("count")()):
-        with warnings.catch_warnings(action="error", category=CoverageWarning):
-            torch.export.export(net, X)
+    silent = warnings.catch_warnings(action="error", category=CoverageWarning)
+    with amanda.apply(amanda.tools.load("count")()), silent:
+        torch.export.export(net, X)
 
 
 def test_a_full_disk_leaves_nothing(net: Any, tmp_path: Path) -> None:
@@ -263,9 +263,10 @@ class Net(torch.nn.Module):
         if CONTROL and x.sum() > 0: x = x * 2
         return self.fc(x * scale) + shift
 os.chdir("..")
+net = Net()
 for _ in range(2):
     x, shift = torch.rand(2, 8), torch.rand(4)
-    if CALLED: Net()(x, 0.5, shift=shift).sum().backward()
+    if CALLED: net(x, 0.5, shift=shift).sum().backward()
     else: torch.nn.functional.linear(x, torch.ones(4, 8)); torch.relu(shift)
     x.zero_()
 print("done")
@@ -297,6 +298,7 @@ def test_amanda_run_exports_the_model_of_the_program(tmp_path: Path, tool: str, 
     if file.suffix == ".pt2":
         program = torch.export.load(file)
         assert "quantize_per_tensor" in str(program.graph)
+        assert program.example_inputs[1]["x"].any()
     else:
         assert (load_file(file)["fc.weight"] == 0).float().mean() == 0.5
 

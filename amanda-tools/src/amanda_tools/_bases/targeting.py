@@ -87,18 +87,11 @@ class TargetingTool(PrintingTool[OptionsT], abc.ABC):
         """
 
     def export_model(
-        self,
-        model: Any,
-        example_inputs: Any,
-        path: str | os.PathLike[str],
-        *,
-        fallback: bool = False,
-        op_filter: Any = None,
+        self, model: Any, example_inputs: Any, path: str | os.PathLike[str], **options: Any
     ) -> Exported:
-        """Write a model with this tool's changes into a file, see
+        """Write a model with this tool's changes into a file; arguments as of
         :func:`amanda_tools.export.export_model`."""
-        more = {"fallback": fallback, "op_filter": op_filter}
-        return export_model(self, model, example_inputs, path, **more)
+        return export_model(self, model, example_inputs, path, **options)
 
     def finish_run(self, op_filter: Any) -> None:
         """Export the model that the program has run, if an option asks for it.
@@ -108,9 +101,8 @@ class TargetingTool(PrintingTool[OptionsT], abc.ABC):
         """
         if self._file is not None:
             model, inputs = self._models.of(self.name, self.ops)
-            fallback = getattr(self.options, "fallback", False)
-            more = {"fallback": fallback, "op_filter": op_filter}
-            self.exported = self.export_model(model, inputs, self._file, **more)
+            options = {"op_filter": op_filter, "fallback": getattr(self.options, "fallback", False)}
+            self.exported = self.export_model(model, inputs, self._file, **options)
 
     def changes(self) -> Sequence[Change]:
         """Return what the tool changes, as data.

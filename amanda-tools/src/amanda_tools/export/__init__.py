@@ -31,7 +31,6 @@ __all__ = [
     "Function",
     "Mask",
     "Rounding",
-    "check_target",
     "export_model",
 ]
 
