@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import resource
@@ -296,6 +297,7 @@ def test_amanda_run_exports_the_model_of_the_program(tmp_path: Path, tool: str, 
     assert said in done.stdout
     file = tmp_path / "inner" / tool.rpartition("=")[2]
     if file.suffix == ".pt2":
+        importlib.import_module("torch.ao.quantization.fx._decomposed")
         program = torch.export.load(file)
         assert "quantize_per_tensor" in str(program.graph)
         assert program.example_inputs[1]["x"].any()
