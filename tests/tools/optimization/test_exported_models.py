@@ -69,7 +69,7 @@ def test_operators_have_nodes_of_the_exported_program(
     joined = suffix == ".onnx" and is_lowered
     assert all(one.nodes or one.is_dropped for one in found.values())
     reasons = {op_id: one.reason for op_id, one in found.items() if one.is_dropped}
-    assert "left it out" in reasons["Net/dropout:0"]
+    assert ("left it out" in reasons.get("Net/dropout:0", "")) == joined
     # onnxscript's optimizer writes a split that names no operator.
     assert ("names no operator" in reasons.get("Net/chunk:0", "")) == joined
     qkv = found["Net.qkv/linear:0"].nodes
