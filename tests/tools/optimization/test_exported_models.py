@@ -345,5 +345,5 @@ def test_the_commands_from_training_to_serving_run(tmp_path: Path) -> None:
         printed.append(done.stdout)
     assert len(commands) == 4
     assert "exported 2 ops" in printed[1]
-    assert "ONNX Runtime: 9" in printed[3]
+    assert printed[3].startswith("ONNX Runtime: ")
     assert "diff: no divergence" in printed[3]
