@@ -150,7 +150,7 @@ def _module_of(found: AlignedOp) -> str:
 
 
 def _is_pair(found: AlignedOp, node: ExportedNode) -> bool:
-    shapes = [spec.shape for spec in found.op.tensors.outputs or () if spec is not None]
+    shapes = [spec.shape or () for spec in found.op.tensors.outputs or () if spec is not None]
     given = node.shapes
     return found.op.type in node.types and (
         given is None or (len(given) >= len(shapes) and all(map(_is_alike, given, shapes)))
