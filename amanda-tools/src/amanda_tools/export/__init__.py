@@ -50,7 +50,8 @@ def export_model(
     The model is exported in evaluation mode, and is not changed. The file is read again, runs on
     the example inputs, and must give the outputs of the model under the tool: the same bits from
     ``.pt2`` and ``.safetensors``, within 2e-6 of their largest value from ``.onnx`` in ONNX Runtime
-    without its optimizer.
+    without its optimizer, or from each of its operators on equal inputs, as the runtime may round a
+    few values to the next integer.
 
     Args:
         tool: the tool, which has run the model.
