@@ -100,6 +100,9 @@ def build(name: str) -> tuple[Any, dict[str, Any]]:
     }
     torch.manual_seed(0)
     model, inputs = (own.get(name) or ARCHITECTURES[name])()
+    if hasattr(model, "config"):
+        # torch.export refuses outputs such as a cache.
+        model.config.use_cache = False
     return model.eval(), inputs
 
 
@@ -122,8 +125,6 @@ def unaligned(name: str, suffix: str, *, optimize: bool) -> tuple[Sequence[Any],
     """The operators of an exported model, and those for which there is neither a node nor a reason
     for which there is none."""
     model, inputs = build(name)
-    if hasattr(model, "config"):
-        model.config.use_cache = False
     with torch.no_grad():
         program: Any = torch.export.export(model, (), inputs)
         if suffix == ".onnx":
