@@ -70,6 +70,27 @@ def test_eight_bit_floating_point(mode: str) -> None:
     assert np.allclose(output, net(x, small).numpy(), atol=1e-5)
 
 
+@MODES
+@pytest.mark.parametrize("method", ["static", "qat"])
+def test_groups(mode: str, method: str) -> None:
+    """Consecutive inputs of a matrix, which are rows in TensorFlow, share a scale."""
+    x, w = images(), weights()
+    run = runner(mode, x, w, net)
+    options = {"learning_rate": 1e-3} if method == "qat" else {}
+    tool = QuantizeTool(method=method, group=2, weight_bits=4, activation_bits=0, **options)
+    with amanda.apply(tool):
+        run()
+        amanda.new_iteration()
+        output = np.asarray(run())
+    quantizers = [q for found in tool.quantizers.values() for q in found]
+    for quantizer, value in zip(quantizers, list(w.values())[-len(quantizers) :], strict=True):
+        shape = [*value.shape]
+        shape[-2] //= 2
+        assert quantizer.final()[0].shape == tuple(shape)
+    exact = net(x, w).numpy()
+    assert 1e-4 < np.abs(output - exact).max() < 0.5 * np.abs(exact).max()
+
+
 def test_sensitivity_and_integers() -> None:
     x, w = images(), weights()
     tool = QuantizeTool(weight_bits=4)

@@ -16,8 +16,8 @@ from amanda.files import new_beside
 from amanda.tools.alignment import run_example
 from amanda_tools._operators.weights import values_of_run
 from amanda_tools.export import checks
-from amanda_tools.export.changes import Change, Exported, Mask
-from amanda_tools.export.graphs import EditedGraph
+from amanda_tools.export.changes import Change, Exported, Mask, Rounding
+from amanda_tools.export.graphs import EditedGraph, packed_in_onnx
 
 
 class Exporter:
@@ -135,7 +135,12 @@ class Exporter:
             return checks.flat(run_example(read.module(), self._inputs))
         with self._refusing("torch.onnx"):
             options = {"kwargs": self._kwargs, "dynamo": True, "verbose": False}
+            roundings = [change for change in changes if isinstance(change, Rounding)]
+            if any(each.group or each.is_small for each in roundings):
+                options["opset_version"] = 21
             self._program = torch.onnx.export(program, self._args, **options).model_proto
+            if "opset_version" in options:
+                packed_in_onnx(self._program)
         path.write_bytes(self._program.SerializeToString())
         with self._refusing("ONNX Runtime"):
             return checks.run_onnx(str(path), self._inputs)

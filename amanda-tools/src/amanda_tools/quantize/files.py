@@ -53,7 +53,7 @@ def grid_of(quantizer: Quantizer, shape: Sequence[int]) -> tuple[Array, Array]:
     final = quantizer.final()
     if final is None:
         raise AmandaError(f"quantize: input {quantizer.index} has no range that stays")
-    scale, zero = (part.reshape(quantizer.beside(shape)) for part in final)
+    scale, zero = (quantizer.spread(part, shape) for part in final)
     return scale, zero
 
 

@@ -27,6 +27,8 @@ class QuantizeOptions:
         activation_bits: 2 to 16; 0 leaves activations alone.
         number: integers, or 8-bit floating-point numbers (e4m3, e5m2).
         per_channel: weights have a scale per output channel, else one.
+        group: weights have a scale for each `group` consecutive input channels, at each place of
+            the other axes; 0 for none.
         symmetric: activations have the zero point 0; weights always have.
         observer: the full range (minmax), the range without the outermost values (percentile), or
             the one with the least squared error (mse).
@@ -44,6 +46,13 @@ class QuantizeOptions:
     number: Literal["int", "e4m3", "e5m2"] = "int"
     per_channel: bool = attrs.field(
         default=True, metadata=applies_if("weights: weight_bits above 0", lambda o: o.weight_bits)
+    )
+    group: int = attrs.field(
+        default=0,
+        metadata=applies_if(
+            "weights per channel: weight_bits above 0, per_channel=true",
+            lambda o: o.weight_bits and o.per_channel,
+        ),
     )
     symmetric: bool = attrs.field(
         default=False,
@@ -79,6 +88,7 @@ class QuantizeOptions:
                     for name, value in bits.items()
                 },
                 "weight_bits=0 and activation_bits=0 leave everything as it is": any(bits.values()),
+                f"group={self.group} is neither 0 nor above 1": self.group == 0 or self.group > 1,
                 f"percentile={self.percentile} is not in (50, 100]": 50 < self.percentile <= 100,
                 f"calibration={self.calibration} is not positive": self.calibration > 0,
                 f"number={self.number} cannot be learned: method=qat": is_int

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from amanda_tools._operators.weights import Untreatable, Weight
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Arithmetic, Array, arithmetic_of
 from amanda_tools.export import Change, Function, Rounding
@@ -31,8 +32,9 @@ class Quantizer:
         bits: bits of a number.
         grid: the numbers.
         axes: axes of channels, of weights with a scale per channel; else none.
-        scale, zero: float32, of one element or one per channel; None before they are known, and for
-            dynamic activations.
+        group_axis: the axis with a scale for each group of positions; None without groups.
+        scale, zero: float32, of one element or one per channel; with groups of the weight's shape,
+            but for the axis of groups; None before they are known, and for dynamic activations.
         first_step: the initial value of a learned step; None if nothing is learned.
         step: the framework's variable of it; there when it has run once.
         remaining: executions that are still to be observed.
@@ -45,6 +47,7 @@ class Quantizer:
     bits: int
     grid: QuantGrid
     axes: tuple[int, ...] = ()
+    group_axis: int | None = None
     scale: Array | None = None
     zero: Array | None = None
     first_step: Array | None = None
@@ -57,27 +60,29 @@ class Quantizer:
     _constants: dict[tuple[str, str, tuple[int, ...]], Any] = attrs.field(factory=dict)
 
     @classmethod
-    def of_weight(
-        cls, options: QuantizeOptions, index: int, value: Any, axes: Sequence[int]
-    ) -> Quantizer:
-        """Make the quantizer of a weight; its range, or what it begins to learn with, is known."""
+    def of_weight(cls, options: QuantizeOptions, weight: Weight) -> Quantizer:
+        """Make the quantizer of a weight; its range, or what it begins to learn with, is known.
+
+        Raises:
+            Untreatable: it has no groups of this size.
+        """
         bits = options.weight_bits
         grid = QuantGrid.of(options.number, bits, symmetric=True)
-        channels = tuple(axes) if options.per_channel else ()
-        self = cls(options, index, "weight", bits, grid, channels)
-        arithmetic = arithmetic_of(value)
-        array = arithmetic.wide_numpy(value)
-        rows = array.reshape(1, -1)
-        if channels:
-            count = math.prod(array.shape[axis] for axis in channels)
-            rows = np.moveaxis(array, channels, range(len(channels))).reshape(count, -1)
-        self._set_range(*range_of(rows, options, grid))
+        # TensorFlow's depthwise convolutions have C and M in place of O; embeddings have no O
+        # either.
+        axes = weight.axes("OB") or weight.axes("C")
+        self = cls(options, weight.index, "weight", bits, grid, axes if options.per_channel else ())
+        if options.group:
+            self.group_axis = weight.axis("I")
+            if (size := weight.width("I")) % options.group:
+                raise Untreatable(f"group={options.group} does not divide its {size} inputs")
+        rows = self._fit(arithmetic_of(weight.value).wide_numpy(weight.value))
         if options.method != "dynamic" and options.activation_bits:
             # Activations are calibrated with exact weights.
             self.remaining = options.calibration
         if options.method == "qat":
             assert self.scale is not None
-            self.first_step = _first_step(rows, grid, self.scale)
+            self.first_step = _first_step(rows, grid, self.scale).reshape(self.scale.shape)
         return self
 
     @classmethod
@@ -143,7 +148,7 @@ class Quantizer:
 
     def constants(self, like: Any) -> tuple[Any, Any]:
         """Return scale and zero point with the device and shape for a tensor."""
-        shape = self.beside(shape_of(like) if self.axes else ())
+        shape = shape_of(like) if self.axes else ()
         key = (str(like.dtype), str(getattr(like, "device", "")), shape)
         if key not in self._constants:
             arithmetic = arithmetic_of(like)
@@ -151,7 +156,8 @@ class Quantizer:
             assert self.scale is not None
             assert self.zero is not None
             self._constants[key] = tuple(
-                arithmetic.constant(part.reshape(shape), wide) for part in (self.scale, self.zero)
+                arithmetic.constant(self.spread(part, shape), wide)
+                for part in (self.scale, self.zero)
             )
         scale, zero = self._constants[key]
         return scale, zero
@@ -161,9 +167,15 @@ class Quantizer:
             return fake_float(tensor, scale, self.grid.number)
         return fake_quantize(tensor, scale, zero, self.grid.low, self.grid.high)
 
-    def beside(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def _beside(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape in which values per channel broadcast to a tensor of `shape`."""
         return tuple(size if axis in self.axes else 1 for axis, size in enumerate(shape))
+
+    def spread(self, part: Array, shape: Sequence[int]) -> Array:
+        """Return scale or zero point so that it broadcasts to a tensor of `shape`."""
+        if self.group_axis is None:
+            return part.reshape(self._beside(shape))
+        return np.repeat(part, self.options.group, self.group_axis)
 
     # -- calibration ------------------------------------------------------
 
@@ -196,6 +208,21 @@ class Quantizer:
             assert self.scale is not None
             arithmetic.assign(self.step, _first_step(array.reshape(1, -1), self.grid, self.scale))
 
+    def _fit(self, array: Array) -> Array:
+        """Set the scale, or scales, of a weight; return the values of each as a row."""
+        rows, shape = array.reshape(1, -1), (1,)
+        if self.group_axis is not None:
+            axis, size = self.group_axis, self.options.group
+            split = (*array.shape[:axis], -1, size, *array.shape[axis + 1 :])
+            blocks = np.moveaxis(array.reshape(split), axis + 1, -1)
+            rows, shape = blocks.reshape(-1, size), blocks.shape[:-1]
+        elif self.axes:
+            shape = (math.prod(array.shape[axis] for axis in self.axes),)
+            rows = np.moveaxis(array, self.axes, range(len(self.axes))).reshape(*shape, -1)
+        low, high = range_of(rows, self.options, self.grid)
+        self._set_range(low.reshape(shape), high.reshape(shape))
+        return rows
+
     def _set_range(self, low: Array, high: Array) -> None:
         self.scale, self.zero = self.grid.fitted(np.asarray(low), np.asarray(high))
         self._constants.clear()
@@ -206,15 +233,21 @@ class Quantizer:
         """Return the rounded tensor, differentiable in the tensor and in this step."""
         arithmetic = arithmetic_of(tensor)
         wide = arithmetic.widen(tensor)
-        shape = self.beside(shape_of(tensor)) if self.axes else (1,)
-        step = arithmetic.reshape(arithmetic.cast_like(step, wide), shape)
+        step = arithmetic.cast_like(step, wide)
+        if self.group_axis is not None:
+            size = shape_of(tensor)[self.group_axis]
+            places = [place // self.options.group for place in range(size)]
+            step = arithmetic.take(step, places, self.group_axis)
+        else:
+            shape = self._beside(shape_of(tensor)) if self.axes else (1,)
+            step = arithmetic.reshape(step, shape)
         return arithmetic.cast_like(self._with_step(arithmetic, wide, step), tensor)
 
     def _with_step(self, arithmetic: Arithmetic, tensor: Any, step: Any) -> Any:
         """Round with a learned step size (Esser et al., ICLR 2020)."""
         shape = shape_of(tensor)
         # Number of values that share a step: weights of a channel, or features of a sample.
-        parts = math.prod(shape[axis] for axis in self.axes)
+        parts = np.size(self.scale)
         count = math.prod(shape) // parts if self.role == "weight" else math.prod(shape[1:])
         share = 1 / math.sqrt(count * self.grid.high)
         step = arithmetic.clip(step, _SMALLEST, math.inf)
@@ -231,8 +264,12 @@ class Quantizer:
         final = self.final()
         if self.grid.number == "int" and final is not None:
             axis = self.axes[0] if len(self.axes) == 1 else None
+            group = 0
+            if self.group_axis is not None:
+                axis, group = self.group_axis, self.options.group
             limits = int(self.grid.low), int(self.grid.high)
-            return Rounding(op_id, self.index, *final, *limits, axis, divides=self.step is not None)
+            divides = self.step is not None
+            return Rounding(op_id, self.index, *final, *limits, axis, group, divides=divides)
         return Function(op_id, self.index, self._traced)
 
     def _traced(self, tensor: Any) -> Any:
@@ -270,6 +307,8 @@ class Quantizer:
             "low": self.grid.low,
             "high": self.grid.high,
             "axis": self.axis,
+            "group": self.options.group if self.group_axis is not None else 0,
+            "group_axis": self.group_axis,
             "scale": None if scale is None else scale.tolist(),
             "zero_point": None if zero is None else zero.astype(int).tolist(),
             "is_ready": self.is_ready,

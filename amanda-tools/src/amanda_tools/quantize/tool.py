@@ -184,10 +184,7 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
                     continue
                 found.append(Quantizer.of_activation(self.options, index))
         for weight in weights if self.options.weight_bits else ():
-            # TensorFlow's depthwise convolutions have C and M in place of O; embeddings have no O
-            # either.
-            axes = weight.axes("OB") or weight.axes("C")
-            found.append(Quantizer.of_weight(self.options, weight.index, weight.value, axes))
+            found.append(Quantizer.of_weight(self.options, weight))
         if not found:
             raise Untreatable(reason or "it has no input of floating point numbers that is rounded")
         for quantizer in found:
