@@ -16,8 +16,8 @@ from torch import nn
 
 import amanda
 from amanda.errors import AmandaError, FileError, UnsupportedProgramError
-from amanda_tools.export.checks import Applied
 from amanda_tools.export import Change, Function, Mask, Rounding, export_model
+from amanda_tools.export.checks import Applied
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 HAS_ONNX = all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime")))
@@ -99,6 +99,8 @@ def test_missing_operators_and_other_targets_are_named(net: Any, tmp_path: Path)
     [{}, {"symmetric": True}, {"weight_bits": 4, "activation_bits": 4}, {"activation_bits": 0},
      {"per_channel": False}, {"method": "dynamic"}, {"method": "qat"}, {"number": "e4m3"},
      {"group": 4}, {"group": 8, "weight_bits": 4}, {"group": 2, "method": "qat"},
+     {"method": "dynamic", "per_token": True}, {"method": "dynamic", "smooth": 0.5},
+     {"smooth": 0.5, "gptq": True, "group": 4}, {"gptq": True, "weight_bits": 4},
      {"weight_bits": 3, "per_channel": False}],
 )  # fmt: skip
 def test_quantize_exports_what_it_simulates(
@@ -107,8 +109,8 @@ def test_quantize_exports_what_it_simulates(
     """Integer weights and nodes that quantize; the model itself is as it was."""
     before = {name: value.clone() for name, value in net.state_dict().items()}
     found = ran(net, **options).export_model(net, X, tmp_path / f"net{suffix}")
-    # The convolution has three inputs, which are no groups.
-    assert len(found.ops) == 3 + ("group" not in options)
+    # The convolution has three inputs, which are no groups, and no tokens.
+    assert len(found.ops) == 4 - any(map(options.get, ("group", "per_token", "smooth", "gptq")))
     assert found.difference <= (2e-6 if suffix == ".onnx" else 0)
     assert all(value.equal(before[name]) for name, value in net.state_dict().items())
     if suffix == ".pt2" and "number" not in options:

@@ -379,7 +379,10 @@ def test_what_is_not_quantized_is_listed_with_the_reason() -> None:
         ({"number": "e5m2", "observer": "mse"}, "number=e5m2 has no observer=mse"),
         ({"percentile": 40}, "percentile=40.0"),
         ({"group": 1}, "group=1 is neither 0 nor above 1"),
-        ({"group": 8, "per_channel": False}, "group=8 has no effect: it is for weights per channel"),
+        (
+            {"group": 8, "per_channel": False},
+            "group=8 has no effect: it is for weights per channel",
+        ),
         ({"calibration": 0}, "calibration=0"),
         ({"learning_rate": 0.1}, "learning_rate is of method=qat only"),
         ({"method": "qat", "learning_rate": -0.1}, "is negative"),

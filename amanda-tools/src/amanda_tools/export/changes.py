@@ -25,6 +25,7 @@ class Rounding:
         low, high: smallest and largest integer.
         axis: axis of the channels, or of the groups; None if there is one scale.
         group: positions on the axis that share a scale; 0 without groups.
+        integers: of a constant input, where they are not those of the formula.
         divides: `x` is divided by `scale`; else it is multiplied by ``1 / scale``, which rounds
             some values differently.
     """
@@ -37,6 +38,7 @@ class Rounding:
     high: int
     axis: int | None = None
     group: int = 0
+    integers: Array | None = None
     divides: bool = False
 
     @property

@@ -37,6 +37,8 @@ def changed(value: Any, change: Change) -> Any:
     if not isinstance(change, Rounding):
         return value * torch.as_tensor(change.mask, device=value.device)
     scale, zero = (torch.as_tensor(part, device=value.device) for part in change.grid(value.dim()))
+    if change.integers is not None:
+        return (torch.as_tensor(change.integers, device=value.device) - zero) * scale
     scaled = value / scale if change.divides else value * (1 / scale)
     return ((scaled.round() + zero).clamp(change.low, change.high) - zero) * scale
 

@@ -106,7 +106,7 @@ class EditedGraph:
         assert isinstance(change, Rounding)
         parameter = self._parameter(source)
         limits = (change.low, change.high, self._integer_type(change))
-        if parameter is not None:
+        if change.integers is not None or parameter is not None:
             whole = self._integers(source, change, integers_of(change, parameter))
         elif change.group:
             return self._graph.call_function(lambda value: changed(value, change), (source,))
@@ -121,7 +121,8 @@ class EditedGraph:
 
     def _integers(self, source: Any, change: Rounding, found: Array) -> Any:
         """Return a node of constant integers; small ones lie two to a byte in a program."""
-        name, dtype = f"{source.target}_integers", self._integer_type(change)
+        name = f"{source.target if source.op == 'get_attr' else source.name}_integers"
+        dtype = self._integer_type(change)
         if self._is_onnx or not change.is_small:
             return self._constant(name, self._torch.tensor(found, dtype=dtype))
         flat = np.append(found, [0] * (found.size % 2)).astype(np.int8).view(np.uint8) & 15
@@ -204,8 +205,9 @@ def _onnx_groups(whole: Any, scale: Any, zero: Any, group: int, axis: int) -> An
 def packed_in_onnx(model: Any) -> None:
     """Store the constant integers of 4 bits of a model of ONNX two to a byte."""
     onnx, graph = importlib.import_module("onnx"), model.graph
-    int4, constants = importlib.import_module("ml_dtypes").int4, dict[str, Any]()
-    constants = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+    int4, int8 = importlib.import_module("ml_dtypes").int4, onnx.TensorProto.INT8
+    bytes_ = [each for each in graph.initializer if each.data_type == int8]
+    constants = {each.name: onnx.numpy_helper.to_array(each) for each in bytes_}
     for node in graph.node:
         # The integers, and the zero point, which has their type.
         names = [*node.input[::2]] if node.op_type == "DequantizeLinear" else []
@@ -225,6 +227,8 @@ def packed_in_onnx(model: Any) -> None:
 
 def integers_of(change: Rounding, value: Any) -> Any:
     """Return the integers that a tensor is rounded to, as an array."""
+    if change.integers is not None:
+        return change.integers
     array = value.detach().cpu().numpy()
     scale, zero = change.grid(array.ndim)
     scaled = array / scale if change.divides else array * (np.float32(1) / scale)

@@ -152,6 +152,8 @@ class _Exporter:
         weight = next((q for q in found if q.role == "weight"), None)
         activations = [q for q in found if q.role == "activation"]
         try:
+            if any(q.factors is not None for q in activations):
+                raise _Obstacle("its weight is for smoothed data")
             if weight is None:
                 raise _Obstacle("torchao has no quantized products of activations")
             use = self._use(op_id, weight)
