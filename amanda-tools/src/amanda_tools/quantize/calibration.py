@@ -35,8 +35,8 @@ class Calibration:
     layout: Weight
     places: Sequence[int]
     remaining: int
-    _largest: Array | None = None
-    _hessian: Array | float = 0.0
+    _largest: Any = 0.0
+    _hessian: Any = 0.0
 
     @classmethod
     def of(
@@ -72,8 +72,6 @@ class Calibration:
         array = arithmetic.wide_numpy(data)
         rows = array.reshape(-1, array.shape[-1]).astype(np.float64)
         rows = rows[np.isfinite(rows).all(1)]
-        if self._largest is None:
-            self._largest = np.zeros(rows.shape[1])
         self._largest = np.maximum(self._largest, np.abs(rows).max(0, initial=0))
         if options.gptq:
             self._hessian = self._hessian + 2 * rows.T @ rows
@@ -94,6 +92,7 @@ class Calibration:
             rows = columns if options.per_channel else columns.reshape(1, -1)
             return grid.fitted(*range_of(rows, options, grid))[0]
 
+        # Without correlations GPTQ rounds to the nearest.
         hessian = self._hessian if options.gptq else np.eye(matrix.shape[1])
         whole, scales = gptq(matrix, hessian, fitted, grid, options.group)
         whole = self.layout.from_matrix(whole, "I", shape)
@@ -138,14 +137,13 @@ def gptq(
     Returns:
         The integers, and the scales, with groups O x groups.
     """
-    rest, count = matrix.astype(np.float64), matrix.shape[1]
+    rest, whole = matrix.astype(np.float64), np.empty(matrix.shape)
     # A column without data is rounded to the nearest, and changes no other one.
     diagonal = np.where(hessian.diagonal() > 0, hessian.diagonal(), 1.0)
     hessian = hessian + np.diag(diagonal - hessian.diagonal() + 0.01 * diagonal.mean())
     upper = np.linalg.cholesky(np.linalg.inv(hessian)).T
-    whole, scales = np.empty(matrix.shape), [] if group else [fitted(matrix)]
-    size = group or 128
-    for start in range(0, count, size):
+    scales, size = ([], group) if group else ([fitted(matrix)], 128)
+    for start in range(0, matrix.shape[1], size):
         block, own = rest[:, start : start + size], upper[start : start + size]
         if group:
             scales.append(fitted(block))

@@ -67,6 +67,7 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
         self._only: str | None = None
         self.quantizers: dict[str, list[Quantizer]] = {}
         self.ranking: Sensitivity | None = None
+        self._kept: dict[str, list[Quantizer]] = {}
         self._measuring: MeasuringTool | None = None
         if self.options.keep or self.options.sensitivity:
             self._measuring = MeasuringTool(self.quantizers)
@@ -184,7 +185,7 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
         own = functions.setdefault(op.id.partition("/")[0], [])
         others = functions.values() if variable is not None else ()
         same = [ids[len(own)] for ids in others if len(ids) > len(own)]
-        if self._kept().intersection([op.id, *same]):
+        if self._kept.keys() & {op.id, *same}:
             raise Untreatable(f"keep={self.options.keep} leaves it in floating point")
         found = self.quantizers[same[0]] if same else self._new_quantizers(context, op)
         own.append(op.id)
@@ -282,8 +283,10 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
             raise AmandaError(
                 "quantize: sensitivity is for ranges that are not learned: static, dynamic"
             )
-        for op_id in self._kept():
+        for op_id in self._kept:
             self.targets.skipped.pop(op_id, None)
+        self.quantizers.update(self._kept)
+        self._kept.clear()
         self.ranking = self._measuring = None
         self.reanalyse()
         self._calibrate(run)
@@ -305,12 +308,13 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
     def _rank(self, found: list[OpSensitivity], baseline: float | None = None) -> Sensitivity:
         """Rank operators, and leave the first ones in floating point from now on."""
         self.ranking = Sensitivity.ranked(found, self.options.keep, baseline)
-        for op_id in self._kept():
-            del self.ops[op_id], self.quantizers[op_id]
+        for op in self.ranking.ops[: self.options.keep]:
+            del self.ops[op.id]
+            self._kept[op.id] = self.quantizers.pop(op.id)
         self.reanalyse()
         return self.ranking
 
-    def _end_measuring(self, point: PointContext) -> None:
+    def _end_measuring(self, point: PointContext | None = None) -> None:
         """Rank operators after the first iteration in which all of them were measured."""
         measuring = self._measuring
         if measuring is None:
@@ -320,11 +324,6 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
             self._measuring = None
             self._rank(found)
         measuring.waiting.clear()
-
-    def _kept(self) -> set[str]:
-        """Return the ids of operators that stay in floating point."""
-        ops = () if self.ranking is None else self.ranking.ops
-        return {op.id for op in ops if op.is_kept}
 
     def _calibrate(self, run: Callable[[], Any]) -> None:
         """Run until every operator that occurs is calibrated."""
@@ -396,6 +395,7 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
         Raises:
             AmandaError: an operator is not calibrated.
         """
+        self._end_measuring()
         ready = files.ready(self.quantizers)
         return [one for op_id, found in ready.items() for q in found for one in q.changes(op_id)]
 
@@ -422,7 +422,7 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
 
     def summary(self) -> dict[str, Any]:
         """Number of quantized operators; the others, with reasons."""
-        found = {"ops": len(self.ops), "not_calibrated": self._not_calibrated()}
+        found: dict[str, Any] = {"ops": len(self.ops), "not_calibrated": self._not_calibrated()}
         if self.ranking is not None:
             found["sensitivity"] = [attrs.asdict(op) for op in self.ranking.ops]
         return {**super().summary(), **found}
