@@ -140,8 +140,8 @@ def test_all_executions_of_the_calibration_count(layer: Any) -> None:
         with amanda.apply(tool), torch.no_grad():
             for batch in batches:
                 layer(batch)
-    found = [tool.integer_weights(lambda: layer(x)) for tool in tools]
-    assert np.array_equal(*(each["Linear/linear:0|1"] for each in found))
+    one, other = (tool.integer_weights(lambda: layer(x)) for tool in tools)
+    assert np.array_equal(one["Linear/linear:0|1"], other["Linear/linear:0|1"])
 
 
 def test_operators_without_a_matrix_are_skipped_by_name() -> None:

@@ -134,7 +134,7 @@ class Exporter:
                 read = torch.export.load(file)
             return checks.flat(run_example(read.module(), self._inputs))
         with self._refusing("torch.onnx"):
-            options = {"kwargs": self._kwargs, "dynamo": True, "verbose": False}
+            options: dict[str, Any] = {"kwargs": self._kwargs, "dynamo": True, "verbose": False}
             roundings = [change for change in changes if isinstance(change, Rounding)]
             if any(each.group or each.is_small for each in roundings):
                 options["opset_version"] = 21

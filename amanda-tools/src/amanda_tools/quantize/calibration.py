@@ -10,6 +10,7 @@ import numpy as np
 
 from amanda import OpContext
 from amanda_tools._operators.weights import Untreatable, Weight
+from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.quantize.numbers import QuantGrid, integers
 from amanda_tools.quantize.observers import range_of
@@ -81,7 +82,7 @@ class Calibration:
 
     def _fix(self, matrix: Array, weight: Any) -> None:
         """Fix the factors of smoothing, and the integers of a weight, given as O x I."""
-        options, grid, shape = self.weight.options, self.weight.grid, [*weight.shape]
+        options, grid, shape = self.weight.options, self.weight.grid, shape_of(weight)
         if options.smooth:
             assert self.data is not None
             factors = smoothing(self._largest, np.abs(matrix).max(0), options.smooth)
@@ -97,7 +98,8 @@ class Calibration:
         whole, scales = gptq(matrix, hessian, fitted, grid, options.group)
         whole = self.layout.from_matrix(whole, "I", shape)
         if options.group:
-            shape[self.layout.axis("I")] //= options.group
+            axis = self.layout.axis("I")
+            shape = (*shape[:axis], scales.shape[1], *shape[axis + 1 :])
             scales = self.layout.from_matrix(scales, "I", shape)
         self.weight.fix(whole, scales)
         self._largest = self._hessian = None
@@ -150,7 +152,7 @@ def gptq(
         errors = np.empty_like(block)
         for place in range(block.shape[1]):
             column, row = block[:, place], own[place, start : start + size]
-            found = integers(column, scales[-1], np.float32(0), grid)
+            found = integers(column, scales[-1], np.zeros(1), grid)
             whole[:, start + place] = found
             errors[:, place] = (column - found * scales[-1]) / row[place]
             block[:, place + 1 :] -= np.outer(errors[:, place], row[place + 1 :])

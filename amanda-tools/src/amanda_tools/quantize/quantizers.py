@@ -63,7 +63,7 @@ class Quantizer:
     _observer: RangeObserver | None = None
     _has_range: bool = False
     """True if anything but zeros has been observed."""
-    _constants: dict[tuple[str, str, tuple[int, ...]], Any] = attrs.field(factory=dict)
+    _constants: dict[tuple[Any, ...], Any] = attrs.field(factory=dict)
 
     @classmethod
     def of_weight(cls, options: QuantizeOptions, weight: Weight) -> Quantizer:
@@ -173,7 +173,9 @@ class Quantizer:
         """Return the rounded tensor, by what does not change or is of the tensor itself."""
         arithmetic = arithmetic_of(tensor)
         if self.integers is not None:
-            return arithmetic.cast_like(self._constant("integers", tensor), tensor)
+            # A tensor, which TensorFlow's constants are not yet.
+            whole = arithmetic.reshape(self._constant("integers", tensor), shape_of(tensor))
+            return arithmetic.cast_like(whole, tensor)
         wide = self.divided(tensor)
         if self.scale is not None:
             found = self._rounded(wide, *self.constants(tensor))
@@ -279,7 +281,7 @@ class Quantizer:
         """Round with a learned step size (Esser et al., ICLR 2020)."""
         shape = shape_of(tensor)
         # Number of values that share a step: weights of a channel, or features of a sample.
-        parts = np.size(self.scale)
+        parts = 1 if self.scale is None else self.scale.size
         count = math.prod(shape) // parts if self.role == "weight" else math.prod(shape[1:])
         share = 1 / math.sqrt(count * self.grid.high)
         step = arithmetic.clip(step, _SMALLEST, math.inf)

@@ -105,6 +105,11 @@ class MeasuringTool(amanda.Tool):
         return output
 
 
+def ratio_of(exact: Any, other: Any) -> float:
+    """Return the SQNR of an output in decibels."""
+    return decibels(*powers_of(exact, other))
+
+
 def powers_of(exact: Any, other: Any) -> tuple[float, float]:
     """Return the sum of squares of the tensors of an output, and that of their errors."""
     signal = noise = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,13 +35,7 @@ from amanda_tools.quantize.calibration import Calibration
 from amanda_tools.quantize.numbers import fake_float, fake_quantize
 from amanda_tools.quantize.options import DEFAULT_OPS, QuantizeOptions
 from amanda_tools.quantize.quantizers import Quantizer
-from amanda_tools.quantize.sensitivity import (
-    MeasuringTool,
-    OpSensitivity,
-    Sensitivity,
-    decibels,
-    powers_of,
-)
+from amanda_tools.quantize.sensitivity import MeasuringTool, OpSensitivity, Sensitivity, ratio_of
 
 if TYPE_CHECKING:
     from amanda_tools.quantize.to_torchao import Exported
@@ -295,7 +290,7 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
             output = run_model(run)
         found = self._measured(measuring)
         if metric is not None:
-            of = (lambda y: decibels(*powers_of(output, y))) if metric == "output" else metric
+            of = partial(ratio_of, output) if metric == "output" else metric
             baseline = float(of(output))
             found = [attrs.evolve(op, metric=self._metric_of(op.id, run, of)) for op in found]
         return self._rank(found, baseline)
@@ -441,8 +436,8 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
         title = f"quantize: {self.options.method}, {len(self.ops)} ops"
         yield Table(title, ("op", "input", "role", "number", "scale (median)"), rows)
         if self.ranking is not None:
-            rows = [op.cells() for op in self.ranking.ops]
-            yield Table("quantize: sensitivity", ("op", "SQNR (dB)", "metric", "is"), rows)
+            ranked = [op.cells() for op in self.ranking.ops]
+            yield Table("quantize: sensitivity", ("op", "SQNR (dB)", "metric", "is"), ranked)
         if missing := self._not_calibrated():
             title = f"quantize: {len(missing)} ops are not calibrated yet"
             yield Table(title, ("op",), [(op_id,) for op_id in missing])
