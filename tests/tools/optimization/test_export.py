@@ -76,6 +76,25 @@ def test_integer_weights_in_torchao(
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 
 
+def test_groups_in_torchao_and_files(tmp_path: Path) -> None:
+    """Block sizes of torchao; scales of the weight's shape in the file."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)), torch.randn(5, 16)
+    tool, output = simulated(model, x, group=8, weight_bits=4, **WEIGHTS_ONLY)
+    found = tool.to_torchao(model, lambda: model(x))
+    with torch.no_grad():
+        assert torch.equal(found.model(x), output)
+    assert found.model[0].weight.block_size == (1, 8)
+    path = tool.export(tmp_path / "net.safetensors", lambda: model(x))
+    with safe_open(path, "numpy") as file:
+        names = ("integers", "scale")
+        whole, scale = (file.get_tensor(f"Sequential.2/linear:0|1|{name}") for name in names)
+    model[0].weight.data = found.model[0].weight.dequantize()
+    model[2].weight.data = torch.tensor(whole * scale.repeat(8, 1))
+    with torch.no_grad():
+        assert torch.equal(model(x), output)
+
+
 @pytest.mark.parametrize("number", ["e4m3", "e5m2"])
 @pytest.mark.parametrize("per_channel", [True, False])
 def test_eight_bit_floats_in_torchao(net: Any, images: Any, number: str, per_channel: bool) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,6 +21,7 @@ from torch import nn
 import amanda
 from amanda.errors import AmandaError, CoverageWarning, FileError, UnsupportedProgramError
 from amanda_tools.export import Change, Function, Mask, Rounding, export_model
+from amanda_tools.export.checks import Applied
 from tests.running import run_python
 from tests.tools.optimization import exports
 from tests.tools.optimization.exports import Net
@@ -96,7 +98,11 @@ def test_missing_operators_and_other_targets_are_named(net: Any, tmp_path: Path)
 @pytest.mark.parametrize(
     "options",
     [{}, {"symmetric": True}, {"weight_bits": 4, "activation_bits": 4}, {"activation_bits": 0},
-     {"per_channel": False}, {"method": "dynamic"}, {"method": "qat"}, {"number": "e4m3"}],
+     {"per_channel": False}, {"method": "dynamic"}, {"method": "qat"}, {"number": "e4m3"},
+     {"group": 4}, {"group": 8, "weight_bits": 4}, {"group": 2, "method": "qat"},
+     {"method": "dynamic", "per_token": True}, {"method": "dynamic", "smooth": 0.5},
+     {"smooth": 0.5, "gptq": True, "group": 4}, {"gptq": True, "weight_bits": 4},
+     {"weight_bits": 3, "per_channel": False}],
 )  # fmt: skip
 def test_quantize_exports_what_it_simulates(
     net: Any, tmp_path: Path, suffix: str, options: Any
@@ -104,14 +110,19 @@ def test_quantize_exports_what_it_simulates(
     """Integer weights and nodes that quantize; the model itself is as it was."""
     before = {name: value.clone() for name, value in net.state_dict().items()}
     found = ran(net, **options).export_model(net, X, tmp_path / f"net{suffix}")
-    assert len(found.ops) == 4
+    # The convolution has three inputs, which are no groups, and no tokens.
+    assert len(found.ops) == 4 - any(map(options.get, ("group", "per_token", "smooth", "gptq")))
     assert found.difference <= (2e-6 if suffix == ".onnx" else 0)
     assert all(value.equal(before[name]) for name, value in net.state_dict().items())
     if suffix == ".pt2" and "number" not in options:
         program = torch.export.load(found.path)
-        kinds = {value.dtype for value in program.state_dict.values() if value.dim() > 1}
-        assert kinds == {torch.int8}
+        kinds = {v.dtype for name, v in program.state_dict.items() if "integers" in name}
+        assert kinds == {torch.uint8 if options.get("weight_bits", 8) < 8 else torch.int8}
         assert "dequantize_per" in str(program.graph)
+    if suffix == ".onnx" and options.get("weight_bits", 8) < 8:
+        model = importlib.import_module("onnx").load(found.path)
+        kinds = {each.data_type for each in model.graph.initializer if "integers" in each.name}
+        assert kinds == {model.graph.initializer[0].DataType.INT4}
 
 
 @pytest.mark.parametrize("suffix", [".pt2", ".safetensors", ONNX])
@@ -188,6 +199,17 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         export_model(Own(tool), model, inputs, tmp_path / name)
     assert "\n" not in str(caught.value)
     assert [*tmp_path.iterdir()] == []
+
+
+@BOTH
+def test_activations_can_have_groups(net: Any, tmp_path: Path, suffix: str) -> None:
+    """As a third party may state; what is no constant is rounded by plain arithmetic."""
+    grid = np.full((2, 16, 2), 0.1), np.zeros((2, 16, 2))
+    changes = [Rounding("Net.qkv/linear:0", 0, *grid, -8, 7, axis=2, group=4)]
+    tool: Any = Applied(changes)
+    tool.changes = lambda: changes
+    found = export_model(tool, net, X, tmp_path / f"net{suffix}")
+    assert found.difference <= (2e-6 if suffix == ".onnx" else 0)
 
 
 def test_an_operator_can_stay_in_floating_point(net: Any, tmp_path: Path) -> None:

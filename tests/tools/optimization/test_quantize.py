@@ -210,6 +210,26 @@ def test_zeros_stay_zeros() -> None:
             assert torch.equal(found, x)
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.Linear(12, 5), (3, 12)), (nn.Conv2d(8, 3, 2), (1, 8, 4, 4))], ids=str
+)
+def test_each_group_of_inputs_has_its_scale(layer: Any, shape: Any) -> None:
+    """At each place of the other axes; a width that the group does not divide is refused."""
+    tool, x = QuantizeTool(group=4, weight_bits=4, activation_bits=0), torch.randn(shape)
+    with amanda.apply(tool):
+        output = layer(x)
+    blocks = layer.weight.detach().unflatten(1, (-1, 4)).movedim(2, -1)
+    scale = tool.result()["ops"][0]["quantizers"][0]["scale"]
+    assert np.allclose(scale, blocks.abs().amax(-1) / 7)
+    for place in np.ndindex(*blocks.shape[:-1]):
+        blocks[place] = rounded_weight(blocks[place], 4, per_channel=False)
+    layer.weight.data = blocks.movedim(-1, 2).flatten(1, 2)
+    assert torch.allclose(layer(x), output, atol=1e-6)
+    other = applied(QuantizeTool(group=5), lambda: layer(x))
+    reason = f"group=5 does not divide its {shape[1]} inputs"
+    assert [row["reason"] for row in other.result()["summary"]["skipped"]] == [reason]
+
+
 # -- observers -----------------------------------------------------------------
 
 
@@ -349,7 +369,18 @@ def test_what_is_not_quantized_is_listed_with_the_reason() -> None:
         ({"number": "e4m3", "method": "qat"}, "number=e4m3 cannot be learned"),
         ({"number": "e5m2", "observer": "mse"}, "number=e5m2 has no observer=mse"),
         ({"percentile": 40}, "percentile=40.0"),
+        ({"group": 1}, "group=1 is neither 0 nor above 1"),
+        (
+            {"group": 8, "per_channel": False},
+            "group=8 has no effect: it is for weights per channel",
+        ),
         ({"calibration": 0}, "calibration=0"),
+        ({"per_token": True}, "it is for activations of method=dynamic"),
+        ({"gptq": True, "number": "e4m3"}, "gptq=True has no effect"),
+        ({"smooth": 0.5, "activation_bits": 0}, r"smooth=0\.5 has no effect"),
+        ({"smooth": 1.5}, r"smooth=1\.5 is not from 0 to 1"),
+        ({"keep": -1}, "keep=-1 is negative"),
+        ({"keep": 1, "method": "qat"}, "keep=1 has no effect"),
         ({"learning_rate": 0.1}, "learning_rate is of method=qat only"),
         ({"method": "qat", "learning_rate": -0.1}, "is negative"),
     ],

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 import amanda
 from amanda_tools.quantize import QuantizeTool
+from amanda_tools.quantize.calibration import gptq
+from amanda_tools.quantize.numbers import QuantGrid
 from tests.tools.optimization.test_prune_tensorflow import MODES, images, net, runner, weights
 
 
@@ -68,6 +70,51 @@ def test_eight_bit_floating_point(mode: str) -> None:
         kind = tf.dtypes.experimental.float8_e4m3fn
         small[name] = tf.cast(tf.cast(value / scale, kind), tf.float32) * scale
     assert np.allclose(output, net(x, small).numpy(), atol=1e-5)
+
+
+@MODES
+@pytest.mark.parametrize("method", ["static", "qat"])
+def test_groups(mode: str, method: str) -> None:
+    """Consecutive inputs of a matrix, which are rows in TensorFlow, share a scale."""
+    x, w = images(), weights()
+    run = runner(mode, x, w, net)
+    options = {"learning_rate": 1e-3} if method == "qat" else {}
+    tool = QuantizeTool(method=method, group=2, weight_bits=4, activation_bits=0, **options)
+    with amanda.apply(tool):
+        run()
+        amanda.new_iteration()
+        output = np.asarray(run())
+    quantizers = [q for found in tool.quantizers.values() for q in found]
+    for quantizer, value in zip(quantizers, list(w.values())[-len(quantizers) :], strict=True):
+        shape = [*value.shape]
+        shape[-2] //= 2
+        assert quantizer.final()[0].shape == tuple(shape)
+    exact = net(x, w).numpy()
+    assert 1e-4 < np.abs(output - exact).max() < 0.5 * np.abs(exact).max()
+
+
+@MODES
+def test_gptq_and_what_is_kept(mode: str) -> None:
+    """The integers are those of the algorithm on the data that the operator has got."""
+    x, w = images(), weights()
+    run = runner(mode, x, w, net)
+    tool = QuantizeTool(gptq=True, weight_bits=3, activation_bits=0)
+    with amanda.apply(tool):
+        run()
+        amanda.new_iteration()
+        output = np.asarray(run())
+    rows, matrix = activations(x, w)[2].numpy().astype(np.float64), w["dense"].numpy().T
+    scale = (np.abs(matrix).max(1) / 3).astype(np.float32)
+    grid = QuantGrid.of("int", 3, symmetric=True)
+    whole, _ = gptq(matrix, 2 * rows.T @ rows, lambda _: scale, grid)
+    expected = rows @ (whole * scale[:, None]).T
+    assert np.allclose(output, expected, atol=1e-4)
+    tool = QuantizeTool(keep=3)
+    with amanda.apply(tool):
+        run()
+        amanda.new_iteration()
+        assert np.allclose(run(), net(x, w), atol=1e-6)
+    assert len(tool.result()["summary"]["sensitivity"]) == 3
 
 
 def test_sensitivity_and_integers() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
+import numpy as np
 
 from amanda_tools._values.tensors import Array
 
@@ -19,9 +20,12 @@ class Rounding:
     Attributes:
         op: id of the operator.
         input: position of the input.
-        scale, zero_point: one number, or one for each channel.
+        scale, zero_point: one number, or one for each channel; with groups, arrays of the input's
+            shape, but for the axis of groups.
         low, high: smallest and largest integer.
-        axis: axis of the channels; None if there is one scale.
+        axis: axis of the channels, or of the groups; None if there is one scale.
+        group: positions on the axis that share a scale; 0 without groups.
+        integers: of a constant input, where they are not those of the formula.
         divides: `x` is divided by `scale`; else it is multiplied by ``1 / scale``, which rounds
             some values differently.
     """
@@ -33,7 +37,24 @@ class Rounding:
     low: int
     high: int
     axis: int | None = None
+    group: int = 0
+    integers: Array | None = None
     divides: bool = False
+
+    @property
+    def is_small(self) -> bool:
+        """True if two of its integers fit into a byte."""
+        return self.low >= -8 and self.high <= 7
+
+    def grid(self, rank: int) -> tuple[Array, Array]:
+        """Return scale and zero point, float32, so that they broadcast to an input of this rank."""
+        given = [np.asarray(part, np.float32) for part in (self.scale, self.zero_point)]
+        if self.group:
+            scale, zero = (np.repeat(part, self.group, self.axis) for part in given)
+        else:
+            shape = [-1 if axis == self.axis else 1 for axis in range(rank)]
+            scale, zero = (part.reshape(shape) for part in given)
+        return scale, zero
 
 
 @attrs.frozen(eq=False)

@@ -26,23 +26,19 @@ class Applied(amanda.Tool):
     def _analyse(self, context: OpContext) -> None:
         for change in self._changes:
             if change.op == context.get_op_id():
-                context.insert_before_op(_changed, inputs=[change.input], change=change)
+                context.insert_before_op(changed, inputs=[change.input], change=change)
 
 
-def _changed(value: Any, change: Change) -> Any:
+def changed(value: Any, change: Change) -> Any:
     """Instrumentation routine: make one change."""
     torch = importlib.import_module("torch")
     if isinstance(change, Function):
         return change.function(value)
     if not isinstance(change, Rounding):
         return value * torch.as_tensor(change.mask, device=value.device)
-    shape = [1] * value.dim()
-    if change.axis is not None:
-        shape[change.axis] = -1
-    scale, zero = (
-        torch.as_tensor(part, dtype=torch.float32, device=value.device).reshape(shape)
-        for part in (change.scale, change.zero_point)
-    )
+    scale, zero = (torch.as_tensor(part, device=value.device) for part in change.grid(value.dim()))
+    if change.integers is not None:
+        return (torch.as_tensor(change.integers, device=value.device) - zero) * scale
     scaled = value / scale if change.divides else value * (1 / scale)
     return ((scaled.round() + zero).clamp(change.low, change.high) - zero) * scale
 

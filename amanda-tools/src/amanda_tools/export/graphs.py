@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ import numpy as np
 from amanda.errors import UnsupportedProgramError
 from amanda.tools.alignment import AlignedOp
 from amanda_tools._internals import quantizing_operators
+from amanda_tools._values.tensors import Array
 from amanda_tools.export.changes import Change, Function, Rounding
+from amanda_tools.export.checks import changed
 
 _SWAPPED = {"aten.embedding.default": (1, 0)}
 """Operators of programs whose first arguments have another order than the function's."""
@@ -102,15 +105,29 @@ class EditedGraph:
             return self._graph.call_function(change.function, (source,))
         assert isinstance(change, Rounding)
         parameter = self._parameter(source)
-        dtype = self._integer_type(change)
-        limits = (change.low, change.high, dtype)
-        if parameter is not None:
-            name = f"{source.target}_integers"
-            found = integers_of(change, parameter)
-            whole = self._constant(name, self._torch.tensor(found, dtype=dtype))
+        limits = (change.low, change.high, self._integer_type(change))
+        if change.integers is not None or parameter is not None:
+            whole = self._integers(source, change, integers_of(change, parameter))
+        elif change.group:
+            return self._graph.call_function(lambda value: changed(value, change), (source,))
         else:
             whole = self._quantized(source, change, limits)
-        return self._call("dequantize", whole, change, self._grid(source, change), limits)
+        grid = self._grid(source, change)
+        if not change.group:
+            return self._call("dequantize", whole, change, grid, limits)
+        given = (whole, *grid, change.group, change.axis)
+        function = _onnx_groups if self._is_onnx else _groups
+        return self._graph.call_function(function, given)
+
+    def _integers(self, source: Any, change: Rounding, found: Array) -> Any:
+        """Return a node of constant integers; small ones lie two to a byte in a program."""
+        name = f"{source.target if source.op == 'get_attr' else source.name}_integers"
+        dtype = self._integer_type(change)
+        if self._is_onnx or not change.is_small:
+            return self._constant(name, self._torch.tensor(found, dtype=dtype))
+        flat = np.append(found, [0] * (found.size % 2)).astype(np.int8).view(np.uint8) & 15
+        packed = self._constant(name, self._torch.tensor(flat[::2] | flat[1::2] << 4))
+        return self._graph.call_function(_unpacked, (packed, list(found.shape)))
 
     def _integer_type(self, change: Rounding) -> Any:
         torch, low, high = self._torch, change.low, change.high
@@ -141,8 +158,10 @@ class EditedGraph:
         if change.axis is None:
             return float(np.ravel(change.scale)[0]), int(np.ravel(change.zero_point)[0])
         name = f"{source.target}_{change.input}" if source.op == "get_attr" else source.name
-        scale = self._torch.tensor(np.ravel(change.scale), dtype=self._torch.float32)
-        zero = self._torch.tensor(np.ravel(change.zero_point), dtype=self._torch.int32)
+        shape = np.shape(change.scale) if change.group else -1
+        kind = self._integer_type(change) if change.group else self._torch.int32
+        scale = self._torch.tensor(np.reshape(change.scale, shape), dtype=self._torch.float32)
+        zero = self._torch.tensor(np.reshape(change.zero_point, shape), dtype=kind)
         return self._constant(f"{name}_scale", scale), self._constant(f"{name}_zero", zero)
 
     def _constant(self, name: str, value: Any) -> Any:
@@ -162,13 +181,55 @@ class EditedGraph:
         return getattr(self._module.get_submodule(owner), name)
 
 
+def _unpacked(packed: Any, shape: Sequence[int]) -> Any:
+    """Return the signed integers of 4 bits of which each byte has two, the first one below."""
+    torch = importlib.import_module("torch")
+    both = torch.stack([packed & 15, packed >> 4], -1).flatten()[: math.prod(shape)]
+    return ((both ^ 8).to(torch.int8) - 8).reshape(shape)
+
+
+def _groups(whole: Any, scale: Any, zero: Any, group: int, axis: int) -> Any:
+    """Return the numbers that integers with a scale for each group stand for."""
+    scale, zero = (part.repeat_interleave(group, axis) for part in (scale, zero))
+    return (whole.to(scale.dtype) - zero) * scale
+
+
+def _onnx_groups(whole: Any, scale: Any, zero: Any, group: int, axis: int) -> Any:
+    """Do the same in ONNX, by the operator of its set 21."""
+    symbolic = importlib.import_module("torch.onnx.ops").symbolic
+    how = {"axis": axis, "block_size": group}
+    given = ("DequantizeLinear", (whole, scale, zero), how)
+    return symbolic(*given, dtype=scale.dtype, shape=whole.shape, version=21)
+
+
+def packed_in_onnx(model: Any) -> None:
+    """Store the constant integers of 4 bits of a model of ONNX two to a byte."""
+    onnx, graph = importlib.import_module("onnx"), model.graph
+    int4, int8 = importlib.import_module("ml_dtypes").int4, onnx.TensorProto.INT8
+    bytes_ = [each for each in graph.initializer if each.data_type == int8]
+    constants = {each.name: onnx.numpy_helper.to_array(each) for each in bytes_}
+    for node in graph.node:
+        # The integers, and the zero point, which has their type.
+        names = [*node.input[::2]] if node.op_type == "DequantizeLinear" else []
+        found = [constants[name] for name in names if name in constants]
+        if found and len(found) == len(names) and all((a == a.clip(-8, 7)).all() for a in found):
+            for place, name in enumerate(names):
+                node.input[2 * place] = f"{name}_4"
+                if f"{name}_4" not in constants:
+                    new = onnx.numpy_helper.from_array(constants[name].astype(int4), f"{name}_4")
+                    graph.initializer.append(new)
+                    constants[new.name] = constants[name]
+    read = {name for node in graph.node for name in node.input}
+    for field in (graph.initializer, graph.value_info):
+        for each in [each for each in field if each.name in constants and each.name not in read]:
+            field.remove(each)
+
+
 def integers_of(change: Rounding, value: Any) -> Any:
     """Return the integers that a tensor is rounded to, as an array."""
+    if change.integers is not None:
+        return change.integers
     array = value.detach().cpu().numpy()
-    shape = [1] * array.ndim
-    if change.axis is not None:
-        shape[change.axis] = -1
-    scale = np.reshape(np.asarray(change.scale, np.float32), shape)
-    zero = np.reshape(np.asarray(change.zero_point, np.float32), shape)
+    scale, zero = change.grid(array.ndim)
     scaled = array / scale if change.divides else array * (np.float32(1) / scale)
     return np.clip(np.round(scaled) + zero, change.low, change.high)

@@ -19,7 +19,7 @@ from amanda.tools.alignment import run_example
 from amanda_tools._operators.weights import values_of_run
 from amanda_tools.export import checks
 from amanda_tools.export.changes import Change, Exported, Mask, Rounding
-from amanda_tools.export.graphs import EditedGraph
+from amanda_tools.export.graphs import EditedGraph, packed_in_onnx
 
 
 class Exporter:
@@ -168,8 +168,13 @@ class Exporter:
                 torch.export.save(program, file)
             return file.getvalue()
         with self._refusing("torch.onnx"):
-            options = {"kwargs": self._kwargs, "dynamo": True, "verbose": False}
+            options: dict[str, Any] = {"kwargs": self._kwargs, "dynamo": True, "verbose": False}
+            roundings = [change for change in changes if isinstance(change, Rounding)]
+            if any(each.group or each.is_small for each in roundings):
+                options["opset_version"] = 21
             self._onnx = torch.onnx.export(program, self._args, **options).model_proto
+            if "opset_version" in options:
+                packed_in_onnx(self._onnx)
             found: bytes = self._onnx.SerializeToString()
             return found
 

@@ -53,12 +53,14 @@ def grid_of(quantizer: Quantizer, shape: Sequence[int]) -> tuple[Array, Array]:
     final = quantizer.final()
     if final is None:
         raise AmandaError(f"quantize: input {quantizer.index} has no range that stays")
-    scale, zero = (part.reshape(quantizer.beside(shape)) for part in final)
+    scale, zero = (quantizer.spread(part, shape) for part in final)
     return scale, zero
 
 
 def to_integers(quantizer: Quantizer, value: Any) -> Array:
     """Return the integers that stand for a weight, in the framework's layout."""
+    if quantizer.integers is not None:
+        return quantizer.integers
     scale, zero = grid_of(quantizer, shape_of(value))
     kind = np.int8 if quantizer.bits <= 8 else np.int16
     array, grid = arithmetic_of(value).wide_numpy(value), quantizer.grid

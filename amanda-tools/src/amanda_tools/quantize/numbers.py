@@ -87,9 +87,12 @@ def fake_float(tensor: Any, scale: Any, number: str) -> Any:
     return arithmetic.cast_like(rounded * scale, tensor)
 
 
-def dynamic_fit(arithmetic: Arithmetic, tensor: Any, grid: QuantGrid) -> tuple[Any, Any]:
-    """Compute :meth:`QuantGrid.fitted` for the range of a tensor, in its framework."""
-    low, high = arithmetic.min_max(tensor)
+def dynamic_fit(
+    arithmetic: Arithmetic, tensor: Any, grid: QuantGrid, axis: int | None = None
+) -> tuple[Any, Any]:
+    """Compute :meth:`QuantGrid.fitted` in the framework of a tensor, for its range or for the
+    ranges along an axis."""
+    low, high = arithmetic.min_max(tensor, axis)
     low, high = arithmetic.clip(low, -np.inf, 0.0), arithmetic.clip(high, 0.0, np.inf)
     if grid.is_symmetric:
         span = arithmetic.where(-low > high, -low, high) / grid.high

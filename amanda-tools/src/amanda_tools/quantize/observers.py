@@ -16,29 +16,37 @@ _SHRINKS = np.linspace(1.0, 0.2, 81)
 
 
 class RangeObserver:
-    """Collects activations, and gives their range."""
+    """Collects activations, and gives their range; with smoothing after a division of channels,
+    which are on the last axis."""
 
     def __init__(self, options: QuantizeOptions) -> None:
         self._options = options
-        self._low, self._high = np.float32(0), np.float32(0)
+        self._low, self._high = np.zeros(1, np.float32), np.zeros(1, np.float32)
         self._samples: list[Array] = []
 
     def observe(self, value: Array) -> None:
         """Add the activations of one execution; elements that are not finite do not count."""
-        value = value[np.isfinite(value)].astype(np.float32)
-        if value.size == 0:
+        rows = value.reshape(-1, value.shape[-1] if self._options.smooth else 1)
+        rows = rows[np.isfinite(rows).all(1)].astype(np.float32)
+        if rows.size == 0:
             return
-        self._low, self._high = min(self._low, value.min()), max(self._high, value.max())
+        self._low = np.minimum(self._low, rows.min(0))
+        self._high = np.maximum(self._high, rows.max(0))
         if self._options.observer != "minmax":
             # Evenly spaced, not random: the result must not depend on a seed.
-            stride = -(-value.size // SAMPLES)
-            self._samples.append(value[::stride])
+            stride = -(-rows.size // SAMPLES)
+            self._samples.append(rows[::stride])
 
-    def range(self, grid: QuantGrid) -> tuple[Array, Array]:
-        """Return the range of everything observed."""
+    def range(self, grid: QuantGrid, factors: Array | float = 1.0) -> tuple[Array, Array]:
+        """Return the range of everything observed.
+
+        Args:
+            grid: the numbers.
+            factors: by which each channel is divided.
+        """
         if not self._samples:
-            return np.asarray(self._low), np.asarray(self._high)
-        rows = np.concatenate(self._samples)[None, :]
+            return (self._low / factors).min(), (self._high / factors).max()
+        rows = (np.concatenate(self._samples) / factors).reshape(1, -1)
         low, high = range_of(rows, self._options, grid)
         self._samples.clear()
         return low[0], high[0]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
+from amanda_tools._operators.weights import Untreatable, Weight
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Arithmetic, Array, arithmetic_of
 from amanda_tools.export import Change, Function, Rounding
@@ -31,8 +32,12 @@ class Quantizer:
         bits: bits of a number.
         grid: the numbers.
         axes: axes of channels, of weights with a scale per channel; else none.
-        scale, zero: float32, of one element or one per channel; None before they are known, and for
-            dynamic activations.
+        group_axis: the axis with a scale for each group of positions; None without groups.
+        scale, zero: float32, of one element or one per channel; with groups of the weight's shape,
+            but for the axis of groups; None before they are known, and for dynamic activations.
+        token_axis: the axis along which each range is, from the end; None for one range of all.
+        integers: of a weight that a calibration has rounded; else None.
+        factors: by which the channels of smoothed data are divided; else None.
         first_step: the initial value of a learned step; None if nothing is learned.
         step: the framework's variable of it; there when it has run once.
         remaining: executions that are still to be observed.
@@ -45,8 +50,12 @@ class Quantizer:
     bits: int
     grid: QuantGrid
     axes: tuple[int, ...] = ()
+    group_axis: int | None = None
     scale: Array | None = None
     zero: Array | None = None
+    token_axis: int | None = None
+    integers: Array | None = None
+    factors: Array | None = None
     first_step: Array | None = None
     step: Any = None
     remaining: int = 0
@@ -54,40 +63,44 @@ class Quantizer:
     _observer: RangeObserver | None = None
     _has_range: bool = False
     """True if anything but zeros has been observed."""
-    _constants: dict[tuple[str, str, tuple[int, ...]], Any] = attrs.field(factory=dict)
+    _constants: dict[tuple[Any, ...], Any] = attrs.field(factory=dict)
 
     @classmethod
-    def of_weight(
-        cls, options: QuantizeOptions, index: int, value: Any, axes: Sequence[int]
-    ) -> Quantizer:
-        """Make the quantizer of a weight; its range, or what it begins to learn with, is known."""
+    def of_weight(cls, options: QuantizeOptions, weight: Weight) -> Quantizer:
+        """Make the quantizer of a weight; its range, or what it begins to learn with, is known.
+
+        Raises:
+            Untreatable: it has no groups of this size.
+        """
         bits = options.weight_bits
         grid = QuantGrid.of(options.number, bits, symmetric=True)
-        channels = tuple(axes) if options.per_channel else ()
-        self = cls(options, index, "weight", bits, grid, channels)
-        arithmetic = arithmetic_of(value)
-        array = arithmetic.wide_numpy(value)
-        rows = array.reshape(1, -1)
-        if channels:
-            count = math.prod(array.shape[axis] for axis in channels)
-            rows = np.moveaxis(array, channels, range(len(channels))).reshape(count, -1)
-        self._set_range(*range_of(rows, options, grid))
+        # TensorFlow's depthwise convolutions have C and M in place of O; embeddings have no O
+        # either.
+        axes = weight.axes("OB") or weight.axes("C")
+        self = cls(options, weight.index, "weight", bits, grid, axes if options.per_channel else ())
+        if options.group:
+            self.group_axis = weight.axis("I")
+            if (size := weight.width("I")) % options.group:
+                raise Untreatable(f"group={options.group} does not divide its {size} inputs")
+        rows = self._fit(arithmetic_of(weight.value).wide_numpy(weight.value))
         if options.method != "dynamic" and options.activation_bits:
             # Activations are calibrated with exact weights.
             self.remaining = options.calibration
         if options.method == "qat":
             assert self.scale is not None
-            self.first_step = _first_step(rows, grid, self.scale)
+            self.first_step = _first_step(rows, grid, self.scale).reshape(self.scale.shape)
         return self
 
     @classmethod
-    def of_activation(cls, options: QuantizeOptions, index: int) -> Quantizer:
+    def of_activation(
+        cls, options: QuantizeOptions, index: int, token_axis: int | None = None
+    ) -> Quantizer:
         """Make the quantizer of an activation, which observes executions first, or ranges each
         tensor."""
         bits = options.activation_bits
         symmetric = options.symmetric or options.method == "qat"
         grid = QuantGrid.of(options.number, bits, symmetric=symmetric)
-        self = cls(options, index, "activation", bits, grid)
+        self = cls(options, index, "activation", bits, grid, token_axis=token_axis)
         if options.method != "dynamic":
             self.remaining = options.calibration
             self._observer = RangeObserver(options)
@@ -104,7 +117,8 @@ class Quantizer:
     @property
     def is_constant(self) -> bool:
         """True if the rounding never changes."""
-        is_fixed = self.scale is not None and self.first_step is None
+        is_given = self.integers is not None or self.factors is not None
+        is_fixed = self.scale is not None and self.first_step is None and not is_given
         return is_fixed and self.is_ready and not self._is_open
 
     @property
@@ -130,10 +144,7 @@ class Quantizer:
             return None
         if self.step is not None:
             return self.rounded_with(tensor, self.step)
-        if self.scale is None:
-            wide = arithmetic.widen(tensor)
-            return self._rounded(tensor, *dynamic_fit(arithmetic, wide, self.grid))
-        return self._rounded(tensor, *self.constants(tensor))
+        return self.rounded(tensor)
 
     def prepare(self, like: Any) -> None:
         """Make the variable of a learned step, where there is none yet."""
@@ -143,27 +154,55 @@ class Quantizer:
 
     def constants(self, like: Any) -> tuple[Any, Any]:
         """Return scale and zero point with the device and shape for a tensor."""
-        shape = self.beside(shape_of(like) if self.axes else ())
-        key = (str(like.dtype), str(getattr(like, "device", "")), shape)
+        return self._constant("scale", like), self._constant("zero", like)
+
+    def _constant(self, name: str, like: Any) -> Any:
+        """Return an attribute with the device and shape for a tensor; of integers their numbers."""
+        shape = shape_of(like) if self.axes else ()
+        key = (name, str(like.dtype), str(getattr(like, "device", "")), shape)
         if key not in self._constants:
-            arithmetic = arithmetic_of(like)
-            wide = arithmetic.widen(like)
-            assert self.scale is not None
-            assert self.zero is not None
-            self._constants[key] = tuple(
-                arithmetic.constant(part.reshape(shape), wide) for part in (self.scale, self.zero)
-            )
-        scale, zero = self._constants[key]
-        return scale, zero
+            arithmetic, array = arithmetic_of(like), getattr(self, name)
+            if name in ("scale", "zero"):
+                array = self.spread(array, shape)
+            elif self.scale is not None and name == "integers":
+                array = array.astype(np.float32) * self.spread(self.scale, shape)
+            self._constants[key] = arithmetic.constant(array, arithmetic.widen(like))
+        return self._constants[key]
+
+    def rounded(self, tensor: Any) -> Any:
+        """Return the rounded tensor, by what does not change or is of the tensor itself."""
+        arithmetic = arithmetic_of(tensor)
+        if self.integers is not None:
+            # A tensor, which TensorFlow's constants are not yet.
+            whole = arithmetic.reshape(self._constant("integers", tensor), shape_of(tensor))
+            return arithmetic.cast_like(whole, tensor)
+        wide = self.divided(tensor)
+        if self.scale is not None:
+            found = self._rounded(wide, *self.constants(tensor))
+        else:
+            axis = self.token_axis and (max(self.token_axis, -len(tensor.shape)) or None)
+            found = self._rounded(wide, *dynamic_fit(arithmetic, wide, self.grid, axis))
+        return arithmetic.cast_like(found, tensor)
+
+    def divided(self, tensor: Any) -> Any:
+        """Return the tensor in float32, its channels divided by the factors of smoothing."""
+        wide = arithmetic_of(tensor).widen(tensor)
+        return wide if self.factors is None else wide / self._constant("factors", tensor)
 
     def _rounded(self, tensor: Any, scale: Any, zero: Any) -> Any:
         if self.grid.number != "int":
             return fake_float(tensor, scale, self.grid.number)
         return fake_quantize(tensor, scale, zero, self.grid.low, self.grid.high)
 
-    def beside(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def _beside(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape in which values per channel broadcast to a tensor of `shape`."""
         return tuple(size if axis in self.axes else 1 for axis, size in enumerate(shape))
+
+    def spread(self, part: Array, shape: Sequence[int]) -> Array:
+        """Return scale or zero point so that it broadcasts to a tensor of `shape`."""
+        if self.group_axis is None:
+            return part.reshape(self._beside(shape))
+        return np.repeat(part, self.options.group, self.group_axis)
 
     # -- calibration ------------------------------------------------------
 
@@ -187,7 +226,7 @@ class Quantizer:
         self._observer.observe(array)
         if self.remaining:
             return
-        low, high = self._observer.range(self.grid)
+        low, high = self._observer.range(self.grid, 1 if self.factors is None else self.factors)
         # Never negative, as after a ReLU: all numbers of the grid can be used.
         if self.options.method == "qat" and low >= 0:
             self.grid = QuantGrid.unsigned(self.bits)
@@ -195,6 +234,28 @@ class Quantizer:
         if self.step is not None:
             assert self.scale is not None
             arithmetic.assign(self.step, _first_step(array.reshape(1, -1), self.grid, self.scale))
+
+    def _fit(self, array: Array) -> Array:
+        """Set the scale, or scales, of a weight; return the values of each as a row."""
+        rows, shape = array.reshape(1, -1), (1,)
+        if self.group_axis is not None:
+            axis, size = self.group_axis, self.options.group
+            split = (*array.shape[:axis], -1, size, *array.shape[axis + 1 :])
+            blocks = np.moveaxis(array.reshape(split), axis + 1, -1)
+            rows, shape = blocks.reshape(-1, size), blocks.shape[:-1]
+        elif self.axes:
+            shape = (math.prod(array.shape[axis] for axis in self.axes),)
+            rows = np.moveaxis(array, self.axes, range(len(self.axes))).reshape(*shape, -1)
+        low, high = range_of(rows, self.options, self.grid)
+        self._set_range(low.reshape(shape), high.reshape(shape))
+        return rows
+
+    def fix(self, integers: Array, scale: Array) -> None:
+        """Set the integers of a weight, in its layout, and their scale, or scales."""
+        kind = np.int8 if self.bits <= 8 else np.int16
+        self.integers = np.ascontiguousarray(integers, kind)
+        self.scale, self.zero = scale, np.zeros_like(scale)
+        self._constants.clear()
 
     def _set_range(self, low: Array, high: Array) -> None:
         self.scale, self.zero = self.grid.fitted(np.asarray(low), np.asarray(high))
@@ -206,15 +267,21 @@ class Quantizer:
         """Return the rounded tensor, differentiable in the tensor and in this step."""
         arithmetic = arithmetic_of(tensor)
         wide = arithmetic.widen(tensor)
-        shape = self.beside(shape_of(tensor)) if self.axes else (1,)
-        step = arithmetic.reshape(arithmetic.cast_like(step, wide), shape)
+        step = arithmetic.cast_like(step, wide)
+        if self.group_axis is not None:
+            size = shape_of(tensor)[self.group_axis]
+            places = [place // self.options.group for place in range(size)]
+            step = arithmetic.take(step, places, self.group_axis)
+        else:
+            shape = self._beside(shape_of(tensor)) if self.axes else (1,)
+            step = arithmetic.reshape(step, shape)
         return arithmetic.cast_like(self._with_step(arithmetic, wide, step), tensor)
 
     def _with_step(self, arithmetic: Arithmetic, tensor: Any, step: Any) -> Any:
         """Round with a learned step size (Esser et al., ICLR 2020)."""
         shape = shape_of(tensor)
         # Number of values that share a step: weights of a channel, or features of a sample.
-        parts = math.prod(shape[axis] for axis in self.axes)
+        parts = 1 if self.scale is None else self.scale.size
         count = math.prod(shape) // parts if self.role == "weight" else math.prod(shape[1:])
         share = 1 / math.sqrt(count * self.grid.high)
         step = arithmetic.clip(step, _SMALLEST, math.inf)
@@ -226,23 +293,24 @@ class Quantizer:
 
     # -- figures ----------------------------------------------------------
 
-    def change(self, op_id: str) -> Change:
-        """Return the rounding of an operator's input as data."""
+    def changes(self, op_id: str) -> Iterator[Change]:
+        """Yield what happens to an operator's input, as data."""
         final = self.final()
         if self.grid.number == "int" and final is not None:
+            if self.factors is not None:
+                yield Function(op_id, self.index, self._alone().divided)
             axis = self.axes[0] if len(self.axes) == 1 else None
-            limits = int(self.grid.low), int(self.grid.high)
-            return Rounding(op_id, self.index, *final, *limits, axis, divides=self.step is not None)
-        return Function(op_id, self.index, self._traced)
+            group = 0
+            if self.group_axis is not None:
+                axis, group = self.group_axis, self.options.group
+            given = (*final, int(self.grid.low), int(self.grid.high), axis, group, self.integers)
+            yield Rounding(op_id, self.index, *given, divides=self.step is not None)
+            return
+        yield Function(op_id, self.index, lambda tensor: self._alone().rounded(tensor))
 
-    def _traced(self, tensor: Any) -> Any:
-        """Return the rounded tensor, where an exporter traces the program."""
-        if self.scale is not None:
-            # Constants that are made here are symbolic, and of no use elsewhere.
-            return self._rounded(tensor, *attrs.evolve(self, constants={}).constants(tensor))
-        arithmetic = arithmetic_of(tensor)
-        fitted = dynamic_fit(arithmetic, arithmetic.widen(tensor), self.grid)
-        return self._rounded(tensor, *fitted)
+    def _alone(self) -> Quantizer:
+        """Return a copy for an exporter's trace: constants made there are of no use elsewhere."""
+        return attrs.evolve(self, constants={})
 
     def final(self) -> tuple[Array, Array] | None:
         """Return scale and zero point, learned ones included; None if there are none, or not
@@ -270,6 +338,10 @@ class Quantizer:
             "low": self.grid.low,
             "high": self.grid.high,
             "axis": self.axis,
+            "group": self.options.group if self.group_axis is not None else 0,
+            "group_axis": self.group_axis,
+            "token_axis": self.token_axis,
+            "factors": None if self.factors is None else self.factors.tolist(),
             "scale": None if scale is None else scale.tolist(),
             "zero_point": None if zero is None else zero.astype(int).tolist(),
             "is_ready": self.is_ready,

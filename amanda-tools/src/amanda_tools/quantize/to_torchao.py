@@ -152,6 +152,8 @@ class _Exporter:
         weight = next((q for q in found if q.role == "weight"), None)
         activations = [q for q in found if q.role == "activation"]
         try:
+            if any(q.factors is not None for q in activations):
+                raise _Obstacle("its weight is for smoothed data")
             if weight is None:
                 raise _Obstacle("torchao has no quantized products of activations")
             use = self._use(op_id, weight)
@@ -211,7 +213,8 @@ class _Exporter:
             return None
         (activation,) = activations
         is_byte = (activation.grid.low, activation.grid.high) == (-128, 127)
-        if activation.final() is None or not is_byte or weight.bits > 8:
+        is_grouped = weight.group_axis is not None
+        if activation.final() is None or not is_byte or is_grouped or weight.bits > 8:
             return None
         torch = self._torch
         scale, zero = grid_of(activation, [1] * use.rank)
@@ -226,7 +229,13 @@ class _Exporter:
     ) -> Any:
         torch, value = self._torch, use.value
         scale = torch.tensor(grid_of(weight, value.shape)[0], device=value.device)
-        block = tuple(1 if axis in weight.axes else size for axis, size in enumerate(value.shape))
+        block = [1 if axis in weight.axes else size for axis, size in enumerate(value.shape)]
+        if weight.group_axis is not None:
+            final = weight.final()
+            assert final is not None
+            scale = torch.tensor(final[0], device=value.device)
+            block = [1] * value.dim()
+            block[weight.group_axis] = weight.options.group
         if weight.grid.number != "int":
             return self._float8(use, weight, scale, block)
         if weight.bits > 8:
@@ -241,7 +250,7 @@ class _Exporter:
         zero = torch.zeros_like(scale, dtype=torch.int8)
         kind = getattr(torch, f"int{weight.bits}")
         return self._torchao.IntxUnpackedToInt8Tensor(
-            whole, scale, zero, kind, block, value.dtype, None
+            whole, scale, zero, kind, tuple(block), value.dtype, None
         )
 
     def _int8(
@@ -265,9 +274,10 @@ class _Exporter:
         self, use: ParameterUse, weight: Quantizer, scale: Any, block: Sequence[int]
     ) -> Any:
         torch, value = self._torch, use.value
-        if use.op.name != "linear" or value.dtype != torch.float32:
+        if use.op.name != "linear" or value.dtype != torch.float32 or weight.group_axis is not None:
+            groups = " with groups" if weight.group_axis is not None else ""
             raise _Obstacle(
-                f"torchao has no {use.op.name} of {value.dtype} in {weight.grid.number}"
+                f"torchao has no {use.op.name} of {value.dtype} in {weight.grid.number}{groups}"
             )
         name, largest = FLOATS[weight.grid.number]
         with torch.no_grad():

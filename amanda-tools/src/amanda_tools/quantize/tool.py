@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError, CapabilityError
+from amanda.interface.points import PointContext
 from amanda.results import Table
 from amanda.tools.description import OpDescription
 from amanda_tools._bases.targeting import TargetingTool
@@ -29,10 +31,11 @@ from amanda_tools._operators.weights import (
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.export import Change
 from amanda_tools.quantize import files
+from amanda_tools.quantize.calibration import Calibration
 from amanda_tools.quantize.numbers import fake_float, fake_quantize
 from amanda_tools.quantize.options import DEFAULT_OPS, QuantizeOptions
 from amanda_tools.quantize.quantizers import Quantizer
-from amanda_tools.quantize.sensitivity import MeasuringTool, OpSensitivity, Sensitivity
+from amanda_tools.quantize.sensitivity import MeasuringTool, OpSensitivity, Sensitivity, ratio_of
 
 if TYPE_CHECKING:
     from amanda_tools.quantize.to_torchao import Exported
@@ -48,6 +51,7 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
 
     Attributes:
         quantizers: quantizers by op id, one per input that is rounded.
+        ranking: the operators by the cost of their quantization; None if it was not measured.
     """
 
     name = "quantize"
@@ -58,6 +62,13 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
         super().__init__(**options)
         self._only: str | None = None
         self.quantizers: dict[str, list[Quantizer]] = {}
+        self.ranking: Sensitivity | None = None
+        self._kept: dict[str, list[Quantizer]] = {}
+        self._measuring: MeasuringTool | None = None
+        if self.options.keep or self.options.sensitivity:
+            self._measuring = MeasuringTool(self.quantizers)
+            self.add_inst_for_iteration(self._end_measuring, end=True)
+        self._calibrations: dict[str, Calibration] = {}
         self._readers: dict[tuple[Hashable, str], dict[str, list[str]]] = {}
 
     # -- instrumentation --------------------------------------------------
@@ -72,6 +83,8 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
             )
         if op.id not in self.quantizers:
             self.quantizers[op.id] = self._quantizers_of(context, op)
+        if self._measuring is not None:
+            self._measuring.measure(context)
         if rate:
             self._insert_training(context, op.id)
             return
@@ -81,9 +94,12 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
             self._insert(context, op)
 
     def _insert(self, context: OpContext, op: OpDescription) -> None:
+        if (calibration := self._calibrations.get(op.id)) is not None:
+            context.insert_before_op(calibration.observe, inputs=[*calibration.places])
         for quantizer in self.quantizers[op.id]:
             place = [quantizer.index]
-            if self._only is not None or not quantizer.is_constant:
+            is_alone = self._only is not None or self._measuring is not None
+            if is_alone or not quantizer.is_constant:
                 context.insert_before_op(
                     self._rounded, inputs=place, quantizer=quantizer, op_id=op.id
                 )
@@ -105,8 +121,11 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
 
     def _rounded(self, tensor: Any, quantizer: Quantizer, op_id: str) -> Any:
         """Instrumentation routine: round one input."""
-        is_meant = self._only in (None, op_id)
-        return quantizer(tensor) if tensor is not None and is_meant else None
+        is_meant = self._only in (None, op_id) and self._measuring is None
+        if tensor is None or (quantizer.is_ready and not is_meant):
+            return None
+        found = quantizer(tensor)
+        return found if is_meant else None
 
     def _insert_training(self, context: OpContext, op_id: str) -> None:
         """Observe, then replace the operator by one that trains its ranges."""
@@ -160,10 +179,14 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
         functions = self._readers.setdefault((variable and variable.key, op.type), {})
         # An id begins with the function that runs the operator.
         own = functions.setdefault(op.id.partition("/")[0], [])
-        same = [ids[len(own)] for ids in functions.values() if len(ids) > len(own)]
-        is_known = variable is not None and bool(same)
-        found = self.quantizers[same[0]] if is_known else self._new_quantizers(context, op)
+        others = functions.values() if variable is not None else ()
+        same = [ids[len(own)] for ids in others if len(ids) > len(own)]
+        if self._kept.keys() & {op.id, *same}:
+            raise Untreatable(f"keep={self.options.keep} leaves it in floating point")
+        found = self.quantizers[same[0]] if same else self._new_quantizers(context, op)
         own.append(op.id)
+        if same and same[0] in self._calibrations:
+            self._calibrations[op.id] = self._calibrations[same[0]]
         return found
 
     def _new_quantizers(self, context: OpContext, op: OpDescription) -> list[Quantizer]:
@@ -174,6 +197,8 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
         """
         inputs = context.get_inputs()
         weights, data = self._roles_of_inputs(context, op)
+        if self.options.per_token and op.type.startswith("conv"):
+            raise Untreatable("per_token is for data whose last axis holds the features")
         found, reason = [], ""
         for index in data:
             value = inputs[index]
@@ -183,14 +208,18 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
                 if refusal:
                     reason = reason or f"its input {refusal}"
                     continue
-                found.append(Quantizer.of_activation(self.options, index))
-        for weight in weights if self.options.weight_bits else ():
-            # TensorFlow's depthwise convolutions have C and M in place of O; embeddings have no O
-            # either.
-            axes = weight.axes("OB") or weight.axes("C")
-            found.append(Quantizer.of_weight(self.options, weight.index, weight.value, axes))
+                # The right side of a product is multiplied along the axis before the last one.
+                is_right = op.type == "matmul" and data.index(index) == 1
+                axis = (-2 if is_right else -1) if self.options.per_token else None
+                found.append(Quantizer.of_activation(self.options, index, axis))
+        if self.options.weight_bits:
+            found += [Quantizer.of_weight(self.options, weight) for weight in weights]
         if not found:
             raise Untreatable(reason or "it has no input of floating point numbers that is rounded")
+        if self.options.observes_data:
+            if reason or len(weights) != 1:
+                raise Untreatable(reason or "smooth and gptq are for operators with one weight")
+            self._calibrations[op.id] = Calibration.of(context, weights[0], data[0], found)
         for quantizer in found:
             quantizer.parameter = context.get_parameter_name(quantizer.index)
         return found
@@ -227,17 +256,21 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
     # -- results ----------------------------------------------------------
 
     def sensitivity(
-        self, run: Callable[[], Any], metric: Callable[[Any], float] | None = None
+        self,
+        run: Callable[[], Any],
+        metric: Callable[[Any], float] | Literal["output"] | None = None,
     ) -> Sensitivity:
         """Rank operators by the cost of their quantization.
 
         The signal-to-quantization-noise ratio (SQNR) of an operator compares its outputs on rounded
         and on exact inputs, in one run without any other error. A metric is measured with one
-        operator quantized at a time, one run each.
+        operator quantized at a time, one run each. With the option keep, the first operators stay
+        in floating point from then on.
 
         Args:
             run: runs the model in inference mode, and returns what `metric` takes.
-            metric: quality of a run's result, the higher the better.
+            metric: quality of a run's result, the higher the better; ``output`` for the SQNR of
+                the result itself.
 
         Raises:
             AmandaError: the tool learns its ranges, or `run` meets no operator.
@@ -246,21 +279,47 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
             raise AmandaError(
                 "quantize: sensitivity is for ranges that are not learned: static, dynamic"
             )
+        for op_id in self._kept:
+            self.targets.skipped.pop(op_id, None)
+        self.quantizers.update(self._kept)
+        self._kept.clear()
+        self.ranking = self._measuring = None
+        self.reanalyse()
         self._calibrate(run)
-        measuring = MeasuringTool(self.quantizers)
+        measuring, baseline = MeasuringTool(self.quantizers), None
         with amanda.apply(measuring):
             output = run_model(run)
+        found = self._measured(measuring)
+        if metric is not None:
+            of = partial(ratio_of, output) if metric == "output" else metric
+            baseline = float(of(output))
+            found = [attrs.evolve(op, metric=self._metric_of(op.id, run, of)) for op in found]
+        return self._rank(found, baseline)
+
+    def _measured(self, measuring: MeasuringTool) -> list[OpSensitivity]:
         ratios = measuring.ratios()
-        found = [
-            OpSensitivity(op.id, op.type, op.module, ratios[op.id])
-            for op in self.ops.values()
-            if op.id in ratios
-        ]
-        if metric is None:
-            return Sensitivity(sorted(found, key=lambda op: op.sqnr))
-        baseline = float(metric(output))
-        found = [attrs.evolve(op, metric=self._metric_of(op.id, run, metric)) for op in found]
-        return Sensitivity(sorted(found, key=lambda op: (op.metric, op.sqnr)), baseline)
+        ops = [op for op in self.ops.values() if op.id in ratios]
+        return [OpSensitivity(op.id, op.type, op.module, ratios[op.id]) for op in ops]
+
+    def _rank(self, found: list[OpSensitivity], baseline: float | None = None) -> Sensitivity:
+        """Rank operators, and leave the first ones in floating point from now on."""
+        self.ranking = Sensitivity.ranked(found, self.options.keep, baseline)
+        for op in self.ranking.ops[: self.options.keep]:
+            del self.ops[op.id]
+            self._kept[op.id] = self.quantizers.pop(op.id)
+        self.reanalyse()
+        return self.ranking
+
+    def _end_measuring(self, point: PointContext | None = None) -> None:
+        """Rank operators after the first iteration in which all of them were measured."""
+        measuring = self._measuring
+        if measuring is None:
+            return
+        found = self._measured(measuring)
+        if found and not measuring.waiting:
+            self._measuring = None
+            self._rank(found)
+        measuring.waiting.clear()
 
     def _calibrate(self, run: Callable[[], Any]) -> None:
         """Run until every operator that occurs is calibrated."""
@@ -332,8 +391,9 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
         Raises:
             AmandaError: an operator is not calibrated.
         """
+        self._end_measuring()
         ready = files.ready(self.quantizers)
-        return [quantizer.change(op_id) for op_id, found in ready.items() for quantizer in found]
+        return [one for op_id, found in ready.items() for q in found for one in q.changes(op_id)]
 
     def to_torchao(self, model: Any, run: Callable[[], Any]) -> Exported:
         """Copy a PyTorch model that computes with torchao's tensors what was simulated.
@@ -358,7 +418,10 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
 
     def summary(self) -> dict[str, Any]:
         """Number of quantized operators; the others, with reasons."""
-        return {**super().summary(), "ops": len(self.ops), "not_calibrated": self._not_calibrated()}
+        found: dict[str, Any] = {"ops": len(self.ops), "not_calibrated": self._not_calibrated()}
+        if self.ranking is not None:
+            found["sensitivity"] = [attrs.asdict(op) for op in self.ranking.ops]
+        return {**super().summary(), **found}
 
     def tables(self) -> Iterable[Table]:
         """Quantized operators, and operators that cannot be quantized, with reasons."""
@@ -373,6 +436,9 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
                 rows.append((op_id, quantizer.index, role, number, scale))
         title = f"quantize: {self.options.method}, {len(self.ops)} ops"
         yield Table(title, ("op", "input", "role", "number", "scale (median)"), rows)
+        if self.ranking is not None:
+            ranked = [op.cells() for op in self.ranking.ops]
+            yield Table("quantize: sensitivity", ("op", "SQNR (dB)", "metric", "is"), ranked)
         if missing := self._not_calibrated():
             title = f"quantize: {len(missing)} ops are not calibrated yet"
             yield Table(title, ("op",), [(op_id,) for op_id in missing])

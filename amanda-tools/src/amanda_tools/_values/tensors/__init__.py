@@ -203,8 +203,8 @@ class Arithmetic(TensorReader, Protocol):
     def matmul(self, a: Any, b: Any, /) -> Any:
         """Matrix product over the last two axes."""
 
-    def min_max(self, tensor: Any) -> tuple[Any, Any]:
-        """Smallest and largest element, as scalars."""
+    def min_max(self, tensor: Any, axis: int | None = None) -> tuple[Any, Any]:
+        """Smallest and largest element, as scalars, or along an axis, which stays with size 1."""
 
     def mean(self, tensor: Any, axes: Sequence[int]) -> Any:
         """Mean over axes, which are removed; of no axes the tensor itself."""

@@ -133,8 +133,9 @@ class ArrayArithmetic(BitsOfArrays):
         exponents = np.exp(tensor - np.max(tensor, -1, keepdims=True))
         return exponents / np.sum(exponents, -1, keepdims=True)
 
-    def min_max(self, tensor: Any) -> tuple[Any, Any]:
-        return np.min(tensor), np.max(tensor)
+    def min_max(self, tensor: Any, axis: int | None = None) -> tuple[Any, Any]:
+        keeps = axis is not None
+        return np.min(tensor, axis, keepdims=keeps), np.max(tensor, axis, keepdims=keeps)
 
     def mean(self, tensor: Any, axes: Sequence[int]) -> Any:
         return np.mean(tensor, tuple(axes)) if axes else tensor

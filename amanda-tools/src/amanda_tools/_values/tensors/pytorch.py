@@ -347,10 +347,10 @@ class TorchArithmetic(Arithmetic):
     def softmax(self, tensor: Any) -> Any:
         return tensor.softmax(-1)
 
-    def min_max(self, tensor: Any) -> tuple[Any, Any]:
+    def min_max(self, tensor: Any, axis: int | None = None) -> tuple[Any, Any]:
         # By all axes: torch.onnx (2.13) cannot export a call without axes.
-        axes = tuple(range(tensor.dim()))
-        return tensor.amin(axes), tensor.amax(axes)
+        axes = tuple(range(tensor.dim())) if axis is None else axis
+        return tensor.amin(axes, axis is not None), tensor.amax(axes, axis is not None)
 
     def mean(self, tensor: Any, axes: Sequence[int]) -> Any:
         # In PyTorch an empty tuple of axes means all axes.

@@ -128,8 +128,9 @@ class TensorFlowArithmetic(BitsOfArrays):
     reshape = staticmethod(tf.reshape)
     transpose = staticmethod(tf.linalg.matrix_transpose)
 
-    def min_max(self, tensor: Any) -> tuple[Any, Any]:
-        return tf.reduce_min(tensor), tf.reduce_max(tensor)
+    def min_max(self, tensor: Any, axis: int | None = None) -> tuple[Any, Any]:
+        keeps = axis is not None
+        return tf.reduce_min(tensor, axis, keeps), tf.reduce_max(tensor, axis, keeps)
 
     def mean(self, tensor: Any, axes: Sequence[int]) -> Any:
         return tf.reduce_mean(tensor, list(axes))
