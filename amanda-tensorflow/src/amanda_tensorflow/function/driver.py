@@ -75,13 +75,13 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         """The patch of functions that save a model: without what tools change, which is told."""
 
         def save(*args: Any, **kwargs: Any) -> Any:
-            acting = [tool for scope in self.dispatcher.scopes() for tool in scope.tools]
-            tools = {tool.name for tool in acting if hasattr(tool, "changes")}
-            if tools and not self._has_told_saving:
+            tools = [tool for scope in self.dispatcher.scopes() for tool in scope.tools]
+            named = [type(tool).__name__ for tool in tools if hasattr(tool, "export_model")]
+            if named and not self._has_told_saving:
                 self._has_told_saving = True
                 warnings.warn(
-                    f"the model is saved without the changes of {', '.join(sorted(tools))}; "
-                    "tool.export_model(model, example_inputs, path) saves it with them",
+                    f"the model is saved without the changes of {', '.join(named)}; "
+                    "tool.export_model(model, example_inputs, path) writes it with them",
                     CoverageWarning,
                     stacklevel=2,
                 )

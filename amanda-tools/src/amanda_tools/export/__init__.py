@@ -129,6 +129,6 @@ def _check_suffix(path: Path, framework: str) -> None:
     suffixes = FORMATS[framework]
     if path.suffix not in suffixes:
         raise UnsupportedProgramError(
-            f"{path} has none of the suffixes {', '.join(filter(None, suffixes))}, in which a model "
-            f"of {framework.title().replace('torch', 'Torch')} is written"
+            f"{path} has none of the suffixes {', '.join(filter(None, suffixes))}, as which "
+            f"a model of {framework.title().replace('torch', 'Torch')} is written"
         )

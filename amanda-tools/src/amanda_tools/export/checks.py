@@ -162,10 +162,11 @@ class Outputs(amanda.Tool):
         super().__init__()
         self.values: dict[str, Array] = {}
         self._name = name
-        self.add_inst_for_op(self._analyse)
+        self.add_inst_for_op(self._analyse, require_outputs=True)
 
     def _analyse(self, context: OpContext) -> None:
-        context.insert_after_op(self._keep, outputs=[0], name=self._name(context))
+        if context.get_outputs():
+            context.insert_after_op(self._keep, outputs=[0], name=self._name(context))
 
     def _keep(self, output: Any, name: str) -> None:
         """Instrumentation routine: copy an output."""
