@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -82,7 +83,10 @@ def _read(path: Path) -> Any:
         if path.suffix == ".keras":
             return tf.keras.models.load_model(path, compile=False)
         if path.suffix == ".tflite":
-            return tf.lite.Interpreter(str(path))
+            with warnings.catch_warnings():
+                # It tells of its successor (2.21), whose package has no converter.
+                warnings.simplefilter("ignore")
+                return tf.lite.Interpreter(str(path))
         if (path / "saved_model.pb").exists():
             return tf.saved_model.load(path)
     except Exception as error:

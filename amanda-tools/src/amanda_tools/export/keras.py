@@ -144,7 +144,8 @@ class Exporter(BaseExporter):
             model = keras.Model(model.inputs, model.outputs, name=model.name)
         copy = keras.models.clone_model(model, call_function=call)
         for layer in model.layers:
-            copy.get_layer(layer.name).set_weights(layer.get_weights())
+            if layer.weights:
+                copy.get_layer(layer.name).set_weights(layer.get_weights())
         return copy
 
     def _served(self, changes: Sequence[Change]) -> tuple[Any, Any]:
