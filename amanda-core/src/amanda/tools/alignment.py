@@ -123,10 +123,7 @@ def _aligned(
             readers[name].append(node)
     pairs: dict[str, ExportedNode] = {}
     for module, own in ours.items():
-        given = theirs[module]
-        if given and all(node.is_repeated for node in given):
-            given = given * -(-len(own) // len(given))
-        pairs |= _paired(own, given)
+        pairs |= _paired(own, _unrolled(theirs[module], len(own)))
     rewritten = frozenset[str]().union(*(node.types for node in theirs[None]))
     result = {}
     for op_id, found in ops.items():
@@ -145,6 +142,16 @@ def _aligned(
             is_dropped, reason = False, f"the program has no other {what} in {found.op.place}"
         result[op_id] = attrs.evolve(found, reason=reason, is_dropped=is_dropped)
     return result
+
+
+def _unrolled(nodes: Sequence[ExportedNode], count: int) -> Sequence[ExportedNode]:
+    """Repeat the nodes of a loop, for as many operators."""
+    looped = [node for node in nodes if node.is_repeated]
+    if not looped:
+        return nodes
+    first, times = nodes.index(looped[0]), -(-count // len(looped))
+    after = [node for node in nodes[first:] if not node.is_repeated]
+    return [*nodes[:first], *looped * times, *after]
 
 
 def _module_of(found: AlignedOp) -> str:

@@ -53,8 +53,8 @@ def export_model(
 
     The model is exported in evaluation mode, and is not changed. The file is read again, runs on
     the example inputs, and must give the outputs of the model under the tool: the same bits, within
-    2e-6 of their largest value from ``.onnx`` in ONNX Runtime without its optimizer, within 1/127
-    from ``.tflite``.
+    2e-6 of their largest value from ``.onnx`` in ONNX Runtime without its optimizer, within
+    the largest quantization step from ``.tflite``.
 
     Args:
         tool: the tool, which has run the model.

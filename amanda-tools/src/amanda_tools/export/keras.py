@@ -225,8 +225,10 @@ class Exporter(BaseExporter):
         with self._refusing(_NAMES[path.suffix]):
             found, values = read(path)
         if path.suffix == ".tflite":
-            # The results of operators are rounded to integers.
-            tolerance = min(1.0, max(np.abs(each).max() for each in found)) / 127
+            # Its operators round their results, to integers that have ranges: one step at most.
+            steps = [float(np.max(c.scale)) for c in kept if isinstance(c, Rounding)]
+            largest = max(float(np.abs(each).max(initial=1)) for each in found)
+            tolerance = max([1e-5, *steps]) / largest
         if path.suffix != ".keras":
             run = self._tf.function(run)
         return self._difference(found, run, self._given, kept, tolerance, values)
