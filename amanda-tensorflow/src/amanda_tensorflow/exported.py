@@ -135,7 +135,9 @@ def _flat(
         if is_op(node.op):
             yield node, is_repeated
             continue
-        for value in node.attr.values():
+        # In the order of names from the last one: of a loop the condition, then the body.
+        for key in sorted(node.attr, reverse=True):
+            value = node.attr[key]
             for called in (value.func, *value.list.func):
                 if called.name in functions:
                     body = functions[called.name].node_def
@@ -175,8 +177,9 @@ def _of_lite(interpreter: Any, layers: Collection[str]) -> Iterator[ExportedNode
         results = [tensors[index]["name"] for index in outputs if index in tensors]
         read = [tensors[i]["name"] for i in inputs if i in tensors and i not in made]
         made.update(outputs)
-        names = (name for each in (*results, *read) for name in each.split(";") if name)
-        for name in dict.fromkeys(names):
+        names = [name for each in (*read, *results) for name in each.split(";") if "/" in name]
+        # An output of the model has another name; it is of the layer that its input is of.
+        for name in dict.fromkeys(names or [tensors[inputs[0]]["name"]]):
             leaf = canonical(name.rpartition("/")[2].rstrip("0123456789_"))
             types = {kind, *_LITE.get(kind, "").split(), leaf, *_OTHERS.get(leaf, "").split()}
             yield ExportedNode(_layer_of(name, layers), frozenset(types), None, (results[0],))
