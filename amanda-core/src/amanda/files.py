@@ -7,6 +7,7 @@ file in the same way. ``read_json(path)`` reads JSON that anybody may have writt
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -122,6 +123,34 @@ def new_beside(path: Path) -> Iterator[Path]:
     os.close(descriptor)
     with _put_in_place(partial, path):
         yield partial
+
+
+@contextlib.contextmanager
+def put_beside(path: Path, mark: str) -> Iterator[Path]:
+    """Give a path of the same name in a new folder beside `path`, which the file or folder that is
+    made there replaces when the with-block ends.
+
+    If the block raises, nothing of it is left, and an earlier file or folder is as it was.
+
+    Args:
+        path: the file or folder. A folder is replaced if it is empty or holds the file `mark`.
+        mark: the name of that file.
+
+    Raises:
+        OSError: it cannot be made, or `path` is another folder.
+    """
+    try:
+        if path.is_dir() and any(path.iterdir()) and not (path / mark).is_file():
+            raise FileExistsError(errno.EEXIST, f"another folder is there, without {mark}")
+        held = tempfile.TemporaryDirectory(prefix=".amanda-", dir=path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+    with held as folder:
+        partial = Path(folder, path.name)
+        yield partial
+        if path.is_dir():
+            os.replace(path, Path(folder, f"{path.name}.old"))
+        os.replace(partial, path)
 
 
 def _create_beside(path: Path) -> tuple[int, Path]:

@@ -6,13 +6,13 @@ import abc
 import functools
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata
 from typing import Any, ClassVar
 
 import amanda
 from amanda.errors import CapabilityError
-from amanda.interface.driver import Capability, Driver
+from amanda.interface.driver import Capability, Driver, ExportedNode
 from amanda.interface.namespace import Namespace
 from amanda_tensorflow import mapping_rules
 
@@ -96,6 +96,14 @@ class TensorFlowDriver(Driver, abc.ABC):
         LABELS.release(self)
         PARAMETERS.release(self)
         super().detach()
+
+    def exported_nodes(
+        self, target: Any, modules: Collection[str]
+    ) -> Sequence[ExportedNode] | None:
+        """The nodes of a model of Keras, a SavedModel or a file of LiteRT."""
+        from amanda_tensorflow import exported
+
+        return exported.nodes_of(target, modules)
 
     @functools.cached_property
     def namespace(self) -> Namespace:

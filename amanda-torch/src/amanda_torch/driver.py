@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -95,7 +95,9 @@ class LoadedDriver(TorchDriver):
         """A context in which no gradient is recorded, as ``torch.no_grad()``."""
         return _NoGradients()
 
-    def exported_nodes(self, target: Any) -> Sequence[ExportedNode] | None:
+    def exported_nodes(
+        self, target: Any, modules: Collection[str]
+    ) -> Sequence[ExportedNode] | None:
         """The nodes of a program of ``torch.export`` or ``torch.onnx``, or of its file."""
         return exported.nodes_of(target)
 

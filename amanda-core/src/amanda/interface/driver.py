@@ -10,7 +10,7 @@ import abc
 import enum
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, ClassVar, Self
 
@@ -78,6 +78,7 @@ class ExportedNode:
         parts: names of the nodes, in order.
         parameters: names of the parameters that it reads; an exporter that joins operators leaves
             the weight of one of them its name.
+        is_repeated: it is in the body of a loop, whose steps are operators of their own.
     """
 
     module: str | None
@@ -85,6 +86,7 @@ class ExportedNode:
     shapes: Sequence[tuple[int | None, ...]] | None = None
     parts: tuple[str, ...] = ()
     parameters: frozenset[str] = frozenset()
+    is_repeated: bool = False
 
 
 class Driver(abc.ABC):
@@ -311,10 +313,25 @@ class Driver(abc.ABC):
         """
         return value
 
-    def exported_nodes(self, target: Any) -> Sequence[ExportedNode] | None:
+    def exported_nodes(
+        self, target: Any, modules: Collection[str]
+    ) -> Sequence[ExportedNode] | None:
         """The nodes of a program that the framework has exported, in order, for ``amanda.align``.
 
         None for another object, or a file of another kind.
+
+        Args:
+            target: the program, or a path.
+            modules: the paths of the modules that have run, for programs that number them.
+        """
+        return None
+
+    def with_routines(self, function: Any) -> Any:
+        """A function that the framework has traced, with the routines that it has got in the scopes
+        of this thread, as a callable that needs no Amanda; None for another object.
+
+        Raises:
+            CapabilityError: a routine calls Python.
         """
         return None
 

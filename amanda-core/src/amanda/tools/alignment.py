@@ -85,7 +85,8 @@ def align(model: Any, example_inputs: Any, target: Any) -> dict[str, AlignedOp]:
         model: the model that was exported, in the same mode; it runs once.
         example_inputs: a tuple of its arguments, a dictionary of keyword arguments, or a tensor.
         target: the program, or a path: in PyTorch of ``torch.export`` (``.pt2``) or of
-            ``torch.onnx`` (``.onnx``, ``dynamo=True``).
+            ``torch.onnx`` (``.onnx``, ``dynamo=True``); for a model of Keras another one
+            (``.keras``), a SavedModel (a folder), or LiteRT (``.tflite``).
 
     Returns:
         The operators by id, in the order in which they ran.
@@ -98,8 +99,9 @@ def align(model: Any, example_inputs: Any, target: Any) -> dict[str, AlignedOp]:
         run_example(model, example_inputs)
     if not recorder.ops:
         raise UnsupportedProgramError("align: no operator of the model has been seen")
+    modules = {found.op.module for found in recorder.ops.values()}
     for driver in recorder.drivers:
-        nodes = driver.exported_nodes(target)
+        nodes = driver.exported_nodes(target, modules)
         if nodes is not None:
             return _aligned(recorder.ops, nodes, driver.dropped_types)
     raise UnsupportedProgramError(
@@ -121,7 +123,7 @@ def _aligned(
             readers[name].append(node)
     pairs: dict[str, ExportedNode] = {}
     for module, own in ours.items():
-        pairs |= _paired(own, theirs[module])
+        pairs |= _paired(own, _unrolled(theirs[module], len(own)))
     rewritten = frozenset[str]().union(*(node.types for node in theirs[None]))
     result = {}
     for op_id, found in ops.items():
@@ -140,6 +142,16 @@ def _aligned(
             is_dropped, reason = False, f"the program has no other {what} in {found.op.place}"
         result[op_id] = attrs.evolve(found, reason=reason, is_dropped=is_dropped)
     return result
+
+
+def _unrolled(nodes: Sequence[ExportedNode], count: int) -> Sequence[ExportedNode]:
+    """Repeat the nodes of a loop, for as many operators."""
+    looped = [node for node in nodes if node.is_repeated]
+    if not looped:
+        return nodes
+    first, times = nodes.index(looped[0]), -(-count // len(looped))
+    after = [node for node in nodes[first:] if not node.is_repeated]
+    return [*nodes[:first], *looped * times, *after]
 
 
 def _module_of(found: AlignedOp) -> str:

@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import attrs
+import tensorflow as tf
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 from tensorflow.python.framework import function_def_to_graph, ops
 
+from amanda.errors import CapabilityError
 from amanda_tensorflow._internals.runtime import AttrValue, ConcreteFunction, EagerTensor, FuncGraph
 
 
@@ -266,6 +268,27 @@ def keep_differentiated(functions: Any) -> None:
     backward = functions._backward
     if not hasattr(backward, "_amanda_differentiated"):
         backward._amanda_differentiated = functions._func_graph, functions._func_graph_deleter
+
+
+def call_flat(function: Any, tensors: Sequence[Any], captured: Sequence[Any]) -> Any:
+    """Call a concrete function with the tensors that it captures; in a graph, which captures them
+    as well."""
+    return function._call_flat(list(tensors), list(captured))
+
+
+def lite_operators(interpreter: Any) -> Iterator[tuple[str, Sequence[int], Sequence[int]]]:
+    """The operators of a model of LiteRT: types, and indices of input and output tensors.
+
+    The public methods of an interpreter tell its tensors only (2.21).
+
+    Raises:
+        CapabilityError: this TensorFlow has no such method.
+    """
+    read = getattr(interpreter, "_get_ops_details", None)
+    if read is None:
+        raise CapabilityError(f"TensorFlow {tf.__version__} has no Interpreter._get_ops_details")
+    for each in read():
+        yield each["op_name"].lower(), each["inputs"], each["outputs"]
 
 
 def is_instrumented(function: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 import amanda
 from amanda.engine.points import Points
-from amanda.errors import CoverageWarning
+from amanda.errors import CapabilityError, CoverageWarning
 from amanda.interface.points import Point
 from amanda.interface.proofs import Proof
 from amanda.python.patching import PatchSet, named_as
@@ -58,6 +59,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
     def __init__(self, dispatcher: GraphDispatcher) -> None:
         super().__init__(dispatcher)
         self._attached_at = 0
+        self._has_told_saving = False
         self._drawing: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def patch(self, patches: PatchSet) -> None:
@@ -65,6 +67,44 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         patches.wrap(_internals.ConcreteFunction, "_call_flat", self._calling)
         patches.wrap(_internals.AtomicFunction, "call_flat", _calling_in_tool_code)
         patches.wrap(_internals.TapeGradientFunctions, "record", _recording_call)
+        patches.wrap(tf.saved_model, "save", self._saving)
+        if keras := sys.modules.get("keras"):
+            patches.wrap(keras.Model, "save", self._saving)
+
+    def _saving(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        """The patch of functions that save a model: without what tools change, which is told."""
+
+        def save(*args: Any, **kwargs: Any) -> Any:
+            tools = [tool for scope in self.dispatcher.scopes() for tool in scope.tools]
+            named = [type(tool).__name__ for tool in tools if hasattr(tool, "export_model")]
+            if named and not self._has_told_saving:
+                self._has_told_saving = True
+                warnings.warn(
+                    f"the model is saved without the changes of {', '.join(named)}; "
+                    "tool.export_model(model, example_inputs, path) writes it with them",
+                    CoverageWarning,
+                    stacklevel=2,
+                )
+            return vanilla(*args, **kwargs)
+
+        return named_as(vanilla, save)
+
+    def with_routines(self, function: Any) -> Any:
+        """A concrete function that has run in the scopes, with its routines."""
+        copy = self.copies.find(function, self.dispatcher.scopes())
+        if copy is None:
+            return None
+        if copy.building.has_python:
+            raise CapabilityError(
+                f"function {function_name(function.graph)} calls a routine of Python at run time; "
+                "mark it @amanda.traceable"
+            )
+        called, used = (function, ()) if copy.payload is None else copy.payload
+
+        def call(*tensors: Any) -> Any:
+            return _internals.call_flat(called, tensors, [*function.captured_inputs, *used])
+
+        return call
 
     def _calling(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         """The patch of ``ConcreteFunction._call_flat``, which runs every concrete function."""

@@ -1,4 +1,4 @@
-"""Exports a PyTorch model with what a tool has changed.
+"""Exports a model of PyTorch or Keras with what a tool has changed.
 
 Any tool with a method ``changes()`` can be exported::
 
@@ -12,7 +12,9 @@ Any tool with a method ``changes()`` can be exported::
 from __future__ import annotations
 
 import importlib.util
+import operator
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,8 @@ __all__ = [
     "export_model",
 ]
 
-FORMATS = (".onnx", ".pt2", ".safetensors")
-"""Suffixes of files that a model is exported to."""
+FORMATS = {"pytorch": (".onnx", ".pt2", ".safetensors"), "keras": (".keras", ".tflite", "")}
+"""By framework, suffixes of what a model is exported to; a folder, a SavedModel, has none."""
 
 
 def export_model(
@@ -48,17 +50,18 @@ def export_model(
     """Write a model with the changes of a tool into a file, which needs no Amanda.
 
     The model is exported in evaluation mode, and is not changed. The file is read again, runs on
-    the example inputs, and must give the outputs of the model under the tool: the same bits from
-    ``.pt2`` and ``.safetensors``, within 2e-6 of their largest value from ``.onnx`` in ONNX Runtime
-    without its optimizer, or from each of its operators on equal inputs, as the runtime may round a
-    few values to the next integer.
+    the example inputs, and must give the outputs of the model under the tool: the same bits, within
+    2e-6 of their largest value from ``.onnx`` in ONNX Runtime without its optimizer, within
+    the largest quantization step from ``.tflite``. From ``.onnx`` more may differ where each
+    operator agrees on equal inputs: the runtime divides by a scale, where PyTorch multiplies by its
+    reciprocal, which rounds a few values to the next integer.
 
     Args:
         tool: the tool, which has run the model.
-        model: the module.
+        model: the module of PyTorch, or the model of Keras.
         example_inputs: a tuple of arguments, a dictionary of keyword arguments, or a tensor.
         path: the file; its suffix is the format, one of `FORMATS`. ``.safetensors`` holds the
-            state dictionary.
+            state dictionary. A path without one is the folder of a SavedModel.
         fallback: leave an operator whose change the format cannot express as it is.
         op_filter: that of the scope under which the tool has run the model.
 
@@ -69,26 +72,42 @@ def export_model(
         AmandaError: the tool is not ready.
         OSError: the file cannot be written. An earlier file is as it was.
     """
-    from amanda_tools.export.pytorch import Exporter
-
     target, name = Path(path), getattr(tool, "name", type(tool).__name__)
-    _check_suffix(target)
+    exporter = _exporter_of(model, target, name)
     if example_inputs is None:
         raise UnsupportedProgramError(f"{name}: an export needs example inputs of the model")
     if STATE.scopes:
         raise UnsupportedProgramError(f"{name}: a model is exported after the with-block has ended")
-    exporter = Exporter(name, tool, model, example_inputs, fallback=fallback, op_filter=op_filter)
-    return exporter.write(target)
+    given = name, tool, model, example_inputs
+    made: Exported = exporter(*given, fallback=fallback, op_filter=op_filter).write(target)
+    return made
+
+
+
+
+def _exporter_of(model: Any, path: Path, name: str) -> Any:
+    """Return the class that exports a model to a path.
+
+    Raises:
+        UnsupportedProgramError: there is none.
+    """
+    classes = {"pytorch": ("torch", "nn.Module"), "keras": ("keras", "Model")}
+    for framework, (module, cls) in classes.items():
+        found = sys.modules.get(module)
+        if found is not None and isinstance(model, operator.attrgetter(cls)(found)):
+            _check_suffix(path, framework)
+            return importlib.import_module(f"amanda_tools.export.{framework}").Exporter
+    raise UnsupportedProgramError(f"{name}: only models of PyTorch and Keras can be exported")
 
 
 def check_target(path: Path) -> None:
-    """Check, before a program runs, that a model can be written into a file at its end.
+    """Check, before a program runs, that a model of PyTorch can be written at its end.
 
     Raises:
         UnsupportedProgramError: its suffix is no format, or packages are missing.
         OSError: it cannot be written.
     """
-    _check_suffix(path)
+    _check_suffix(path, "pytorch")
     needed = ("onnx", "onnxscript", "onnxruntime") if path.suffix == ".onnx" else ()
     if missing := [each for each in needed if importlib.util.find_spec(each) is None]:
         raise UnsupportedProgramError(
@@ -103,6 +122,10 @@ def check_target(path: Path) -> None:
         raise OSError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _check_suffix(path: Path) -> None:
-    if path.suffix not in FORMATS:
-        raise UnsupportedProgramError(f"{path} has none of the suffixes {', '.join(FORMATS)}")
+def _check_suffix(path: Path, framework: str) -> None:
+    suffixes = FORMATS[framework]
+    if path.suffix not in suffixes:
+        raise UnsupportedProgramError(
+            f"{path} has none of the suffixes {', '.join(filter(None, suffixes))}, as which "
+            f"a model of {framework.title().replace('torch', 'Torch')} is written"
+        )

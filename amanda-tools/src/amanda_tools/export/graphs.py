@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from amanda.errors import UnsupportedProgramError
 from amanda.tools.alignment import AlignedOp
 from amanda_tools._internals import quantizing_operators
 from amanda_tools._values.tensors import Array
 from amanda_tools.export.changes import Change, Function, Rounding
-from amanda_tools.export.checks import changed
+from amanda_tools.export.checks import changed, unknown
 
 _SWAPPED = {"aten.embedding.default": (1, 0)}
 """Operators of programs whose first arguments have another order than the function's."""
@@ -49,9 +48,7 @@ class EditedGraph:
         op_id = changes[0].op
         found = self._aligned.get(op_id)
         if found is None:
-            raise UnsupportedProgramError(
-                f"export: op {op_id} has not run: the model has changed since the tool ran it"
-            )
+            raise unknown(op_id)
         if not found.nodes:
             return found.reason
         node = self._nodes[found.nodes[-1]]

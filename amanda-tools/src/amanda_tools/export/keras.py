@@ -1,0 +1,301 @@
+"""Puts changes into a model of Keras, and writes it."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+import amanda
+from amanda.files import put_beside
+from amanda.tools.alignment import run_example
+from amanda_tools._operators.weights import WeightsOfRun
+from amanda_tools._values.tensors import Array
+from amanda_tools.export import checks
+from amanda_tools.export.base import BaseExporter
+from amanda_tools.export.changes import Change, Exported, Function, Rounding
+
+_PRODUCTS = frozenset(
+    """Conv1D Conv1DTranspose Conv2D Conv2DTranspose Conv3D Conv3DTranspose Dense DepthwiseConv1D
+    DepthwiseConv2D EinsumDense""".split()
+)
+"""Layers whose input enters one operator with a weight, as it is or in another shape."""
+
+_NAMES = {"": "a SavedModel", ".keras": ".keras", ".tflite": "LiteRT"}
+
+_SIGNATURE = "serving_default"
+
+
+class Exporter(BaseExporter):
+    """Exports a model of Keras."""
+
+    def __init__(self, name: str, tool: Any, model: Any, inputs: Any, **options: Any) -> None:
+        super().__init__(name, tool, model, inputs, **options)
+        self._keras, self._tf = map(importlib.import_module, ("keras", "tensorflow"))
+        flat = self._tf.nest.flatten(inputs)
+        self._given = tuple(self._tf.convert_to_tensor(value) for value in flat)
+        self._names: list[str] = []
+
+    def write(self, path: Path) -> Exported:
+        """Write the file or folder, and check it.
+
+        Raises:
+            AmandaError, OSError: as of :func:`amanda_tools.export.export_model`.
+        """
+        changes, places = self._changes(), dict[str, list[int]]()
+        for change in changes:
+            places.setdefault(change.op, []).append(change.input)
+        run = checks.Applied(())
+        with self._refusing("Keras"), amanda.apply(run):
+            weights = WeightsOfRun(lambda: run_example(self._model, self._inputs), places)
+        run.check(changes)
+        for change in changes:
+            is_weight = weights.of_op(change.op, change.input) is not None
+            if reason := self._reason(change, path.suffix, is_weight):
+                self._leave(change.op, f"{_NAMES[path.suffix]} cannot express its change: {reason}")
+        kept = [change for change in changes if change.op not in self.left]
+        with put_beside(path, "saved_model.pb") as partial:
+            with self._refusing(_NAMES[path.suffix]), self._baked(kept, weights) as others:
+                self._save(partial, kept, others)
+            difference = self._checked(partial, kept)
+        return Exported(path, list({change.op: 1 for change in kept}), self.left, difference)
+
+    # -- what a format can have ---------------------------------------------
+
+    def _reason(self, change: Change, suffix: str, is_weight: bool) -> str:
+        """Return the reason why a format cannot have a change; "" if it can."""
+        is_rounding = isinstance(change, Rounding)
+        if is_rounding and change.axis is None and np.size(change.scale) > 1:
+            return "its channels are on several axes"
+        if is_weight or not suffix:
+            return ""
+        if not is_rounding or np.size(change.scale) > 1:
+            return f"input {change.input} is no weight, and not rounded by one scale"
+        if suffix == ".tflite":
+            return "" if change.high - change.low in (254, 255) else "it has integers of 8 bits"
+        layer = self._layer_of(change.op)
+        inside = change.input or type(layer).__name__ not in _PRODUCTS
+        return f"input {change.input} is within a {type(layer).__name__}" if inside else ""
+
+    def _layer_of(self, op_id: str) -> Any:
+        """Return the layer that has made an operator, or the one around it that tells no layers."""
+        layer, names = self._model, op_id.split("/")[1:-1]
+        while names and getattr(layer, "inputs", None):
+            layer = layer.get_layer(names.pop(0))
+        return layer
+
+    # -- writing ------------------------------------------------------------
+
+    @contextmanager
+    def _baked(self, changes: Sequence[Change], weights: WeightsOfRun) -> Iterator[list[Change]]:
+        """Write the changes of weights into the model meanwhile; give the other changes."""
+        before, others = self._model.get_weights(), list[Change]()
+        try:
+            for change in changes:
+                weight = weights.of_op(change.op, change.input)
+                if weight is None or weight.variable is None:
+                    others.append(change)
+                else:
+                    weight.variable.change(lambda value, own=change: checks.changed(value, own))
+            yield others
+        finally:
+            self._model.set_weights(before)
+
+    def _save(self, path: Path, kept: Sequence[Change], others: Sequence[Change]) -> None:
+        if path.suffix == ".keras":
+            self._with_roundings(self._model, others, self._model.name).save(path)
+            return
+        if path.suffix == ".tflite":
+            small = [c for c in kept if isinstance(c, Rounding) and c.high <= 127]
+            weights = [attrs.evolve(c, low=-127, high=127) for c in small if c not in others]
+            others = [self._for_lite(change) for change in (*others, *weights)]
+        serve, module = self._served(others)
+        if path.suffix != ".tflite":
+            self._tf.saved_model.save(module, str(path), signatures={_SIGNATURE: serve})
+            return
+        converter = self._tf.lite.TFLiteConverter.from_concrete_functions([serve], module)
+        converter.optimizations = [self._tf.lite.Optimize.DEFAULT] if others else []
+        path.write_bytes(converter.convert())
+
+    def _with_roundings(self, model: Any, changes: Sequence[Change], place: str) -> Any:
+        """Return a copy of a graph of layers that rounds what enters some of them."""
+        if not changes:
+            return model
+        keras, calls = self._keras, Counter[str]()
+
+        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            own = f"{place}/{layer.name}"
+            inner = [change for change in changes if change.op.startswith(f"{own}/")]
+            if inner and getattr(layer, "inputs", None):
+                layer, inner = self._with_roundings(model.get_layer(layer.name), inner, own), []
+            for change in inner:
+                if change.op.endswith(f":{calls[own]}"):
+                    args = (_rounded(keras.ops, args[0], change), *args[1:])
+            calls[own] += 1
+            return layer(*args, **kwargs)
+
+        if isinstance(model, keras.Sequential):
+            model = keras.Model(model.inputs, model.outputs, name=model.name)
+        copy = keras.models.clone_model(model, call_function=call)
+        for layer in model.layers:
+            if layer.weights:
+                copy.get_layer(layer.name).set_weights(layer.get_weights())
+        return copy
+
+    def _served(self, changes: Sequence[Change]) -> tuple[Any, Any]:
+        """Return a concrete function with changes, and a module with the variables that it reads.
+
+        Raises:
+            UnsupportedProgramError: an operator that is changed is not in the function.
+        """
+        tf, own = self._tf, getattr(self._model, "inputs", None) or ()
+        shapes = [each.shape for each in own] or [(None, *v.shape[1:]) for v in self._given]
+        self._names = [each.name for each in own] or [f"input_{i}" for i in range(len(shapes))]
+        types = [value.dtype for value in self._given]
+        specs = [tf.TensorSpec(*each) for each in zip(shapes, types, self._names, strict=True)]
+        function = tf.function(self._flat(self._model)).get_concrete_function(*specs)
+        applied = checks.Applied(changes)
+        with amanda.apply(applied):
+            function(*self._given)
+            made = (driver.with_routines(function) for driver in applied.drivers)
+            call = next(each for each in made if each is not None)
+        applied.check(changes)
+
+        @tf.function(input_signature=specs)
+        def serve(*given: Any) -> dict[str, Any]:
+            return {f"output_{i}": output for i, output in enumerate(call(*given))}
+
+        module = tf.Module()
+        module.values = [variable.value for variable in self._model.variables]
+        return serve.get_concrete_function(), module
+
+    def _flat(self, model: Any) -> Callable[..., Any]:
+        """Return a function of the flat inputs that gives the flat outputs of a model."""
+        nest = self._tf.nest
+
+        def run(*given: Any) -> Any:
+            return nest.flatten(run_example(model, nest.pack_sequence_as(self._inputs, given)))
+
+        return run
+
+    def _for_lite(self, change: Rounding) -> Function:
+        """Return a rounding as the operator by which the converter knows one."""
+        tf, axis, is_narrow = self._tf, change.axis, change.high - change.low == 254
+        scale = np.ravel(change.scale).astype(np.float32)
+        bounds = [
+            (limit - np.ravel(change.zero_point)) * scale for limit in (change.low, change.high)
+        ]
+
+        def function(value: Any) -> Any:
+            if axis is None:
+                given = (float(bound[0]) for bound in bounds)
+                return tf.quantization.fake_quant_with_min_max_vars(
+                    value, *given, narrow_range=is_narrow
+                )
+            if len(value.shape) < 4:
+                # The converter fails on the transposed weight of a product (2.21).
+                return value
+            rest = int(np.prod(value.shape[axis + 1 :]))
+            flat = tf.quantization.fake_quant_with_min_max_vars_per_channel(
+                tf.reshape(value, [*value.shape[:axis], -1]),
+                *(np.repeat(bound, rest).astype(np.float32) for bound in bounds),
+                narrow_range=is_narrow,
+            )
+            return tf.reshape(flat, value.shape)
+
+        return Function(change.op, change.input, function)
+
+    # -- checking -----------------------------------------------------------
+
+    def _checked(self, path: Path, kept: Sequence[Change]) -> float:
+        """Return the largest difference to the model under the tool.
+
+        Raises:
+            UnsupportedProgramError: it is too large.
+        """
+        run, read, tolerance = self._flat(self._model), self._read_saved, 0.0
+        if path.suffix:
+            read = self._read_keras if path.suffix == ".keras" else self._read_lite
+        with self._refusing(_NAMES[path.suffix]):
+            found, values = read(path)
+        if path.suffix == ".tflite":
+            # Its operators round their results, to integers that have ranges: one step at most.
+            steps = [float(np.max(c.scale)) for c in kept if isinstance(c, Rounding)]
+            largest = max(float(np.abs(each).max(initial=1)) for each in found)
+            tolerance = max([1e-5, *steps]) / largest
+        if path.suffix != ".keras":
+            run = self._tf.function(run)
+        return self._difference(found, run, self._given, kept, tolerance, values)
+
+    def _read_keras(self, path: Path) -> Any:
+        """Run a file; return its outputs, and a function that gives those of operators by id."""
+        run = self._flat(self._keras.saving.load_model(path, compile=False))
+
+        def values() -> Mapping[str, Array]:
+            kept = checks.Outputs()
+            checks.outputs_under(run, self._given, kept)
+            return kept.values
+
+        return checks.flat(run(*self._given)), values
+
+    def _read_saved(self, path: Path) -> Any:
+        """Run a folder; as :meth:`_read_keras`."""
+        program = self._tf.saved_model.load(path)
+        serve = program.signatures[_SIGNATURE]
+
+        def run(*given: Any) -> Any:
+            return _in_order(serve(**dict(zip(self._names, given, strict=True))))
+
+        def values() -> Mapping[str, Array]:
+            kept = checks.Outputs(lambda context: context.get_op().name)
+            checks.outputs_under(run, self._given, kept)
+            # A name that lacks the type of its operator has it at the end there.
+            short = {name.rpartition("/")[0]: value for name, value in kept.values.items()}
+            return self._by_op(program, {**short, **kept.values})
+
+        return checks.flat(run(*self._given)), values
+
+    def _read_lite(self, path: Path) -> Any:
+        """Run a file; as :meth:`_read_keras`."""
+        lite = self._tf.lite
+        kernels = lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        options = {"experimental_op_resolver_type": kernels}
+        program = lite.Interpreter(str(path), experimental_preserve_all_tensors=True, **options)
+        run = program.get_signature_runner(_SIGNATURE)
+        found = _in_order(run(**dict(zip(self._names, self._given, strict=True))))
+
+        def values() -> Mapping[str, Array]:
+            kept = {}
+            for each in program.get_tensor_details():
+                scale, zero = each["quantization"]
+                value = program.get_tensor(each["index"])
+                kept[each["name"]] = (value - np.float32(zero)) * scale if scale else value
+            return self._by_op(program, kept)
+
+        return checks.flat(found), values
+
+    def _by_op(self, program: Any, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the values of nodes of a program by the ids of the operators that give them."""
+        return checks.by_op(amanda.align(self._model, self._inputs, program), values)
+
+
+def _rounded(ops: Any, value: Any, change: Rounding) -> Any:
+    """Return a symbolic tensor of Keras that is rounded."""
+    scale, zero = (
+        np.ravel(part).astype(np.float32)[0] for part in (change.scale, change.zero_point)
+    )
+    # In the order in which the tool computes, of whose results the last bits count.
+    scaled = value / float(scale) if change.divides else value * float(np.float32(1) / scale)
+    whole = ops.clip(ops.round(scaled) + float(zero), change.low, change.high)
+    return (whole - float(zero)) * float(scale)
+
+
+def _in_order(outputs: Mapping[str, Any]) -> list[Any]:
+    """Return the outputs of a signature, ``output_0`` first."""
+    return [outputs[f"output_{i}"] for i in range(len(outputs))]
