@@ -7,30 +7,31 @@
 
 import json
 import multiprocessing
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 
 
-def serve(path, pipe):
-    """Answer tensors with the outputs of a part, until the other end is closed."""
+def serve(path: Path, pipe: Connection) -> None:
+    """Answer inputs with the outputs of a part, until the other end is closed."""
     run = torch.export.load(path).module()
     while (arrays := pipe.recv()) is not None:
-        outputs = run(*map(torch.from_numpy, arrays))
-        pipe.send([output.detach().numpy() for output in outputs])
+        pipe.send([output.detach().numpy() for output in run(*map(torch.from_numpy, arrays))])
 
 
-def run_parts(folder, *inputs):
+def run_parts(folder: str, *inputs: torch.Tensor) -> list[torch.Tensor]:
     """Return the outputs of the model."""
     about = json.loads(Path(folder, "parts.json").read_text())
-    values = dict(zip(about["inputs"], (value.numpy() for value in inputs), strict=True))
-    spawning = multiprocessing.get_context("spawn")
-    for part in about["parts"]:  # one after the other, here: each could be on another machine
+    spawning, pipes = multiprocessing.get_context("spawn"), []
+    for part in about["parts"]:
         ours, theirs = spawning.Pipe()
-        process = spawning.Process(target=serve, args=(Path(folder, part["file"]), theirs))
-        process.start()
-        ours.send([values[name] for name in part["inputs"]])
-        values.update(zip(part["outputs"], ours.recv(), strict=True))
-        ours.send(None)
-        process.join()
-    return [torch.from_numpy(values[name]) for name in about["outputs"] if name]
+        spawning.Process(target=serve, args=(Path(folder, part["file"]), theirs)).start()
+        theirs.close()
+        pipes.append(ours)
+    values = dict(zip(about["inputs"], (value.numpy() for value in inputs), strict=True))
+    for part, pipe in zip(about["parts"], pipes, strict=True):
+        pipe.send([values[name] for name in part["inputs"]])
+        values.update(zip(part["outputs"], pipe.recv(), strict=True))
+        pipe.send(None)
+    return [torch.from_numpy(values[name]) for name in about["outputs"] if name is not None]

@@ -159,7 +159,7 @@ def test_what_crosses_the_cut_is_told() -> None:
     found = cut(model, inputs, inside="stem", outside="wide").result()
     assert [(row["tensor"], row["bytes"]) for row in found["tensors"]] == [
         ("Branches.stem/linear:0[0]", 32),
-        ("input 1", 8),
+        ("input of Branches/mul:0", 8),
     ]
     assert found["summary"]["bytes"] == found["summary"]["least_bytes"] == 40
     assert [(part["ops"], part["parameter_bytes"]) for part in found["parts"]] == [

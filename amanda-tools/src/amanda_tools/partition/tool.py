@@ -50,12 +50,13 @@ class Plan:
 
     Attributes:
         part_of: the part of each operator by id, from 1.
-        sent: the tensors that go from part to part, with the parts that read them.
+        sent: rows of the tensors that go from part to part: ``op`` gives it, "" for an input of the
+            model; ``from`` and ``to``, the parts that give and read it; ``shape``, ``bytes``.
         least: bytes that any cut has at least.
     """
 
     part_of: Mapping[str, int]
-    sent: Sequence[tuple[TracedTensor, list[int]]]
+    sent: Sequence[dict[str, Any]]
     least: int
 
 
@@ -135,19 +136,22 @@ class PartitionTool(PrintingTool[PartitionOptions]):
             for tensor in self._tracing.graph.op(op_id).inputs:
                 if tensor is not None and not tensor.is_parameter:
                     readers.setdefault(tensor, []).append(at[op_id])
+        specs = {tensor: self._spec(tensor, ids[own[0]]) for tensor, own in readers.items()}
         tensors = [
-            CutTensor(self._bytes(tensor, ids[own[0]]), at.get(tensor.producer, -1), own)
+            CutTensor(byte_size(specs[tensor]) or 0, at.get(tensor.producer, -1), own)
             for tensor, own in readers.items()
         ]
         flops = sum(op.flops for op in ops)
         memory = _parameter_bytes(parameter for op in ops for parameter in op.parameters)
-        limits = self.options.ranges(flops, memory)
-        parts, least = Problem(ops, tensors, *limits).cut()
+        parts, least = Problem(ops, tensors, *self.options.ranges(flops, memory)).cut()
         sent = []
-        for tensor, own in readers.items():
-            begin = parts[at[tensor.producer]] if tensor.producer in at else 0
-            if behind := sorted({parts[reader] + 1 for reader in own if parts[reader] > begin}):
-                sent.append((tensor, behind))
+        for tensor, of in zip(readers, tensors, strict=True):
+            begin = parts[of.maker] if of.maker >= 0 else 0
+            if behind := sorted({parts[reader] + 1 for reader in of.readers} - {begin + 1}):
+                op = tensor.producer if of.maker >= 0 else ""
+                name = f"{op}[{tensor.position}]" if op else f"input of {ids[of.readers[0]]}"
+                ends = {"op": op, "tensor": name, "from": begin + 1, "to": behind}
+                sent.append({**ends, **specs[tensor].row(), "bytes": of.size})
         return Plan({op_id: parts[at[op_id]] + 1 for op_id in ids}, sent, least)
 
     def _places(self, ids: Sequence[str]) -> dict[str, int]:
@@ -182,21 +186,22 @@ class PartitionTool(PrintingTool[PartitionOptions]):
 
         Args:
             reader: id of an operator that reads it.
+
+        Raises:
+            UnsupportedProgramError: its size is not known.
         """
         graph = self._tracing.graph
         if tensor.producer:
-            return (graph.description(tensor.producer).tensors.outputs or ())[tensor.position]
-        position = graph.op(reader).inputs.index(tensor)
-        return (graph.description(reader).tensors.inputs or ())[position]
-
-    def _bytes(self, tensor: TracedTensor, reader: str) -> int:
-        size = byte_size(self._spec(tensor, reader))
-        if size is None:
+            spec = (graph.description(tensor.producer).tensors.outputs or ())[tensor.position]
+        else:
+            position = graph.op(reader).inputs.index(tensor)
+            spec = (graph.description(reader).tensors.inputs or ())[position]
+        if byte_size(spec) is None:
             raise UnsupportedProgramError(
                 f"partition: the size of a tensor that op {reader} reads is not known; run the "
                 "model with inputs of fixed shapes"
             )
-        return size
+        return spec
 
     def export_parts(
         self,
@@ -240,7 +245,7 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         return {
             **super().result(),
             "parts": self._parts(),
-            "tensors": self._tensors(),
+            "tensors": self.plan().sent,
             "shared_parameters": self._shared(),
         }
 
@@ -256,25 +261,9 @@ class PartitionTool(PrintingTool[PartitionOptions]):
                 "last": ids[-1],
                 "flops": sum(facts.flops or 0 for facts in of),
                 "parameter_bytes": _parameter_bytes(p for facts in of for p in facts.parameters),
-                "sent_bytes": sum(row["bytes"] for row in self._tensors() if row["from"] == part),
+                "sent_bytes": sum(row["bytes"] for row in plan.sent if row["from"] == part),
             })  # fmt: skip
         return found
-
-    def _tensors(self) -> list[dict[str, Any]]:
-        plan, rows = self.plan(), []
-        inputs = self._tracing.graph.inputs
-        for tensor, behind in plan.sent:
-            own = plan.part_of.get(tensor.producer)
-            name = f"{tensor.producer}[{tensor.position}]"
-            if own is None:
-                name = tensor.producer or f"input {inputs.index(tensor)}"
-            reader = next(op.id for op in self._tracing.graph.ops if tensor in op.inputs)
-            spec = self._spec(tensor, reader)
-            size = self._bytes(tensor, reader)
-            rows.append({
-                "tensor": name, "from": own or 1, "to": behind, **spec.row(), "bytes": size,
-            })  # fmt: skip
-        return rows
 
     def _shared(self) -> list[dict[str, Any]]:
         parts: dict[UsedParameter, set[int]] = {}
@@ -292,8 +281,8 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         if they are not known; ``parameter_bytes``, and ``sent_bytes`` of its outputs that are on a
         cut. ``parts_before`` of ``parts_but_one`` colours the page's graph."""
         plan, sent = self.plan(), collections.Counter[str]()
-        for row, (tensor, _) in zip(self._tensors(), plan.sent, strict=True):
-            sent[tensor.producer] += row["bytes"]
+        for tensor in plan.sent:
+            sent[tensor["op"]] += tensor["bytes"]
         return [
             {
                 **self._tracing.graph.description(op_id).row(),
@@ -310,13 +299,13 @@ class PartitionTool(PrintingTool[PartitionOptions]):
     def summary(self) -> dict[str, Any]:
         """Bytes that cross the cuts, one tensor in each that it crosses; ``least_bytes``, which any
         cut has at least; ``unknown_ops``, the types without known FLOPs, which count zero."""
-        rows = self._tensors()
-        unknown = [op_id for op_id in self.plan().part_of if self._facts[op_id].flops is None]
+        plan = self.plan()
+        unknown = [op_id for op_id in plan.part_of if self._facts[op_id].flops is None]
         types = {self._tracing.graph.description(op_id).type for op_id in unknown}
         return {
             "options": attrs.asdict(self.options),
-            "bytes": sum(row["bytes"] * (row["to"][-1] - row["from"]) for row in rows),
-            "least_bytes": self.plan().least,
+            "bytes": sum(row["bytes"] * (row["to"][-1] - row["from"]) for row in plan.sent),
+            "least_bytes": plan.least,
             "unknown_ops": sorted(types),
         }
 
@@ -344,7 +333,7 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         rows = [
             (row["tensor"], row["from"], ", ".join(map(str, row["to"])),
              "x".join(map(str, row["shape"])), row["dtype"], row["bytes"])
-            for row in self._tensors()
+            for row in self.plan().sent
         ]  # fmt: skip
         columns = ("tensor", "from part", "to", "shape", "type", "bytes")
         yield Table(f"partition: {plural(len(rows), 'tensor')} on the cut", columns, rows)
