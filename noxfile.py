@@ -69,7 +69,8 @@ def _add_own(name: str, table: Mapping[str, Any], version: str = "") -> None:
             *("-q", *options, *framework, *table["packages"]),
             env=PUBLIC_INDEX if table.get("newest") else None,
         )
-        session.run("python", "-m", "pytest", *_pytest_arguments(session, table))
+        arguments = _pytest_arguments(session, table)
+        session.run("python", "-m", "pytest", *arguments, env=table.get("variables", {}))
 
     own.__doc__ = table["about"].format(version=version)
     name = f"{name}-{version}" if version else name

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +19,11 @@ from amanda_torch.mapping_rules import canonical
 
 _NOTES = "pkg.torch.onnx."
 """What the keys of the metadata of nodes begin with, as torch.onnx writes them."""
+
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"
+_NUMBERS = re.compile(r"(_\d+)?(_split_\d+)?$")
+"""The key of the metadata of a value that onnxscript's optimizer has computed beforehand, and the
+end of the names of values, which begin with that of an operator (0.7)."""
 
 _ALIASES = "contiguous clone alias detach view view_as reshape reshape_as flatten getitem to"
 
@@ -75,26 +82,37 @@ def _types(name: str, library: str = "") -> frozenset[str]:
 
 
 def _of_graph(graph: torch.fx.Graph) -> Iterator[ExportedNode]:
-    for node in graph.nodes:
-        library, _, overload = str(node.target).partition(".")
-        if node.op != "call_function" or not overload:
-            continue
-        modules = list((node.meta.get("nn_module_stack") or {}).values())
-        value = node.meta.get("val")
+    """Yield the groups of nodes that were made of one call each, which decompositions keep."""
+    called = [node for node in graph.nodes if len(str(node.target).split(".")) == 3]
+    for (module, (_, function)), group in itertools.groupby(called, _origin_of):
+        nodes = list(group)
+        library, name, _ = str(nodes[-1].target).split(".")
+        value = nodes[-1].meta.get("val")
         values = value if isinstance(value, (tuple, list)) else [value]
         yield ExportedNode(
-            node.name,
-            modules[-1][0] if modules else "",
-            _types(overload.partition(".")[0], "" if library == "aten" else library),
-            [tuple(v.shape) for v in values if isinstance(v, torch.Tensor)],
-            [each.name for each in node.all_input_nodes],
-            (node.name,),
+            module,
+            _types(name, "" if library == "aten" else library) | {canonical(function)},
+            [_known(v.shape) for v in values if isinstance(v, torch.Tensor)],
+            tuple(node.name for node in nodes),
         )
+
+
+def _known(shape: Iterable[Any]) -> tuple[int | None, ...]:
+    """A shape with None for each size that is a symbol."""
+    return tuple(size if isinstance(size, int) else None for size in shape)
+
+
+def _origin_of(node: torch.fx.Node) -> tuple[str, tuple[str, str]]:
+    """Return the module that has made a node, and the number and name of the call."""
+    modules = list((node.meta.get("nn_module_stack") or {}).values())
+    number, function = node.meta.get("torch_fn") or (node.name, "")
+    return modules[-1][0] if modules else "", (number, function.rpartition(".")[2])
 
 
 def _of_onnx(graph: Any) -> list[ExportedNode]:
     """Return the groups of nodes that the exporter has made of one operator each."""
     groups: dict[tuple[str, str, str], list[Any]] = {}
+    lost = [value for value in graph.initializers.values() if _FOLDED in value.metadata_props]
     for node in graph:
         notes = node.metadata_props
         paths = ast.literal_eval(notes.get(f"{_NOTES}name_scopes", "[]"))
@@ -102,27 +120,31 @@ def _of_onnx(graph: Any) -> list[ExportedNode]:
         if paths and kinds and kinds[-1].startswith("aten."):
             module = paths[-2] if len(paths) > 1 else ""
             groups.setdefault((paths[-1], module, kinds[-1]), []).append(node)
-    makers = {id(node): name for (name, *_), nodes in groups.items() for node in nodes}
-    return [_group(*key, nodes, makers) for key, nodes in groups.items()]
+        else:
+            lost += node.outputs
+    return [
+        *(_group(module, kind, nodes) for (_, module, kind), nodes in groups.items()),
+        ExportedNode(None, frozenset().union(*map(_rewritten, lost))),
+    ]
 
 
-def _group(
-    name: str, module: str, kind: str, nodes: Sequence[Any], makers: Mapping[int, str]
-) -> ExportedNode:
-    read = [value.producer() for node in nodes for value in node.inputs if value is not None]
-    inputs = dict.fromkeys(makers[id(node)] for node in read if id(node) in makers)
-    inputs.pop(name, None)
+def _rewritten(value: Any) -> frozenset[str]:
+    """The types of the operators that may have computed a value that has lost them: by its name,
+    or the names of all that the optimizer has computed it from."""
+    folded = ast.literal_eval(value.metadata_props.get(_FOLDED, "[]"))
+    names = (_NUMBERS.sub("", name) for name in (value.name, *folded) if "." not in name)
+    return frozenset().union(*map(_types, names))
+
+
+def _group(module: str, kind: str, nodes: Sequence[Any]) -> ExportedNode:
     own = {id(node) for node in nodes}
     made = [value for node in nodes for value in node.outputs]
     given = [v for v in made if v.is_graph_output() or any(id(n) not in own for n, _ in v.uses())]
     shapes = None
     # Of a sequence of tensors, as which a split is written, they are not known.
     if not any(node.op_type == "SplitToSequence" for node in nodes):
-        sizes = [value.shape for value in given if value.shape is not None]
-        shapes = [tuple(n if isinstance(n, int) else None for n in size) for size in sizes]
+        shapes = [_known(value.shape) for value in given if value.shape is not None]
+    read = [value for node in nodes for value in node.inputs if value is not None]
+    parameters = frozenset(value.name for value in read if value.is_initializer())
     parts = tuple(node.name for node in nodes)
-    parameters = {
-        v.name for node in nodes for v in node.inputs if v is not None and v.is_initializer()
-    }
-    types = _types(kind.split(".")[1])
-    return ExportedNode(name, module, types, shapes, list(inputs), parts, frozenset(parameters))
+    return ExportedNode(module, _types(kind.split(".")[1]), shapes, parts, parameters)

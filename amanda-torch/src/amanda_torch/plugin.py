@@ -29,7 +29,9 @@ class TorchDriver(Driver, abc.ABC):
     # Keras may compute with PyTorch; it walks through nested structures by optree.
     packages = ("keras", "optree")
     interface_version = 2
-    dropped_types = frozenset("alias clone contiguous detach dropout float long to type".split())
+    dropped_types = frozenset(
+        "alias clone contiguous detach dropout float long reshape reshape_as to type".split()
+    )
 
     @classmethod
     def reason_unusable(cls) -> str:

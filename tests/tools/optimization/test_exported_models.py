@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import os
+import resource
+import shlex
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +18,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 import amanda
-from amanda.errors import AmandaError, FileError, UnsupportedProgramError
+from amanda.errors import AmandaError, CoverageWarning, FileError, UnsupportedProgramError
 from amanda_tools.export import Change, Function, Mask, Rounding, export_model
+from tests.running import run_python
+from tests.tools.optimization import exports
+from tests.tools.optimization.exports import Net
+from tests.tutorial.documents import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 HAS_ONNX = all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime")))
@@ -22,26 +31,14 @@ ONNX = pytest.param(".onnx", marks=pytest.mark.skipif(not HAS_ONNX, reason="need
 BOTH = pytest.mark.parametrize("suffix", [".pt2", ONNX])
 
 
-class Net(nn.Module):
-    """A convolution with a norm, functional attention, and a linear layer that is called twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
-        self.qkv, self.head = nn.Linear(8, 24), nn.Linear(8, 8)
-
-    def forward(self, x: Any) -> Any:
-        x = torch.relu(self.norm(self.conv(x))).flatten(2).transpose(1, 2).contiguous()
-        q, k, v = self.qkv(x)[:, :9].chunk(3, -1)
-        x = nn.functional.dropout((q @ k.transpose(1, 2) / 3).softmax(-1) @ v, 0.1, self.training)
-        return self.head(self.head(x)).mean(1)
-
-
 @pytest.fixture
 def net() -> Any:
     torch.manual_seed(0)
     return Net().eval()
 
+
+ALL = os.environ.get("AMANDA_EXPORTS") == "all"
+"""``nox -s exports``: all models and architectures, in minutes; else one of each."""
 
 X = (torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(1)),)
 
@@ -56,22 +53,27 @@ def ran(model: Any, name: str = "quantize", **options: Any) -> Any:
 
 
 @BOTH
-@pytest.mark.parametrize("optimize", [False, True])
+@pytest.mark.parametrize("is_lowered", [False, True])
 def test_operators_have_nodes_of_the_exported_program(
-    net: Any, tmp_path: Path, suffix: str, optimize: bool
+    net: Any, tmp_path: Path, suffix: str, is_lowered: bool
 ) -> None:
-    """Of a program and of its file; what an exporter leaves out, or joins, is told."""
+    """Of a program, also a decomposed or optimized one, and of its file; what an exporter joins or
+    leaves out is told."""
     path = tmp_path / f"net{suffix}"
     if suffix == ".pt2":
-        torch.export.save(torch.export.export(net, X), path)
+        program = torch.export.export(net, X)
+        torch.export.save(program.run_decompositions() if is_lowered else program, path)
     else:
-        torch.onnx.export(net, X, path, dynamo=True, verbose=False, optimize=optimize)
+        torch.onnx.export(net, X, path, dynamo=True, verbose=False, optimize=is_lowered)
     found = amanda.align(net, X, path)
-    joined = suffix == ".onnx" and optimize
-    missing = {op_id for op_id, one in found.items() if not one.nodes and not one.is_dropped}
-    # The exporter's optimizer writes a split that names no operator.
-    assert missing == ({"Net/chunk:0"} if joined else set())
-    assert all("left it out" in one.reason for one in found.values() if one.is_dropped)
+    joined = suffix == ".onnx" and is_lowered
+    assert all(one.nodes or one.is_dropped for one in found.values())
+    reasons = {op_id: one.reason for op_id, one in found.items() if one.is_dropped}
+    assert ("left it out" in reasons.get("Net/dropout:0", "")) == joined
+    # onnxscript's optimizer writes a split that names no operator.
+    assert ("names no operator" in reasons.get("Net/chunk:0", "")) == joined
+    qkv = found["Net.qkv/linear:0"].nodes
+    assert (len(qkv) > 1) == (suffix == ".onnx" or is_lowered)
     heads = [found[f"Net.head{call}/linear:0"].nodes for call in ("", "#1")]
     assert heads[0]
     assert heads[0] != heads[1]
@@ -193,3 +195,157 @@ def test_an_operator_can_stay_in_floating_point(net: Any, tmp_path: Path) -> Non
     found = export_model(Own([WIDE, kept]), net, X, tmp_path / "net.pt2", fallback=True)
     assert found.ops == ["Net.conv/conv2d:0"]
     assert "several axes" in found.in_floating_point["Net.qkv/linear:0"]
+
+
+def test_an_export_in_a_scope_has_the_changes_if_they_are_asked_for(
+    net: Any, tmp_path: Path
+) -> None:
+    """torch.export warns once, and names the way; export_model() works within the scope too."""
+    tool = amanda.tools.load("quantize")(calibration=1)
+    with amanda.apply(tool), torch.no_grad():
+        net(*X), net(*X)
+        with pytest.warns(
+            CoverageWarning, match=r"without the changes of QuantizeTool; .*export_m"
+        ):
+            torch.export.export(net, X)
+        with warnings.catch_warnings(action="error", category=CoverageWarning):
+            torch.export.export(net, X)
+            found = tool.export_model(net, X, tmp_path / "net.pt2")
+    assert len(found.ops) == 4
+    silent = warnings.catch_warnings(action="error", category=CoverageWarning)
+    with amanda.apply(amanda.tools.load("count")()), silent:
+        torch.export.export(net, X)
+
+
+def test_a_full_disk_leaves_nothing(net: Any, tmp_path: Path) -> None:
+    tool, limits = ran(net), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"net\.pt2"):
+            tool.export_model(net, X, tmp_path / "net.pt2")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("suffix", "optimize"), [(".pt2", False), (".onnx", False), (".onnx", True)]
+)
+@pytest.mark.parametrize("name", exports.architectures() if ALL else ["gpt2"])
+def test_architectures_align(name: str, suffix: str, optimize: bool) -> None:
+    """99 % of the operators with weights, and 95 % of all."""
+    if suffix == ".onnx" and not ALL:
+        pytest.skip("nox -s exports runs it")
+    ops, missing = exports.unaligned(name, suffix, optimize=optimize)
+    assert len([op for op in missing if op.weight]) <= len([op for op in ops if op.weight]) // 100
+    assert len(missing) <= len(ops) // 20
+
+
+@pytest.mark.parametrize("suffix", exports.SUFFIXES)
+@pytest.mark.parametrize("name", exports.MODELS if ALL else ["GPT-2"])
+def test_models_are_exported(name: str, suffix: str) -> None:
+    """Tied weights included; ONNX within what export_model() asks for."""
+    if suffix == ".onnx" and not ALL:
+        pytest.skip("nox -s exports runs it")
+    found = exports.difference(name, suffix)
+    assert suffix == ".onnx" or found == 0
+
+
+# -- amanda run ---------------------------------------------------------------
+
+PROGRAM = """
+import os, torch
+torch.manual_seed(0)
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(8, 4)
+    def forward(self, x, scale, shift=None):
+        if CONTROL and x.sum() > 0: x = x * 2
+        return self.fc(x * scale) + shift
+os.chdir("..")
+net = Net()
+for _ in range(2):
+    x, shift = torch.rand(2, 8), torch.rand(4)
+    if CALLED: net(x, 0.5, shift=shift).sum().backward()
+    else: torch.nn.functional.linear(x, torch.ones(4, 8)); torch.relu(shift)
+    x.zero_()
+print("done")
+"""
+
+
+def run(folder: Path, tool: str, *, called: bool = True, control: bool = False) -> Any:
+    """`amanda run` of a program, which may call a model, with control flow or without."""
+    program = f"CALLED, CONTROL = {called}, {control}\n{PROGRAM}"
+    inner = folder / "inner"
+    inner.mkdir()
+    return run_python("-m", "amanda", "run", "-t", tool, "-c", program, cwd=inner)
+
+
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        ("quantize:export=net.pt2", "quantize: exported 1 op to"),
+        ("prune:method=nm,bake=net.safetensors", "prune: exported 1 op to"),
+    ],
+)
+def test_amanda_run_exports_the_model_of_the_program(tmp_path: Path, tool: str, said: str) -> None:
+    """The outermost module, with the arguments of its first call as they were then."""
+    done = run(tmp_path, tool)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("done\n")
+    assert said in done.stdout
+    file = tmp_path / "inner" / tool.rpartition("=")[2]
+    if file.suffix == ".pt2":
+        importlib.import_module("torch.ao.quantization.fx._decomposed")
+        program = torch.export.load(file)
+        assert "quantize_per_tensor" in str(program.graph)
+        assert program.example_inputs[1]["x"].any()
+    else:
+        assert (load_file(file)["fc.weight"] == 0).float().mean() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("tool", "how", "message"),
+    [
+        ("quantize:export=net.bin", {}, "none of the suffixes"),
+        ("quantize:export=none/net.pt2", {}, "none/net.pt2 cannot be written: No such file"),
+        ("prune:bake=net.pt2", {"called": False}, "not those of one model, but of no module"),
+        ("quantize:export=net.pt2", {"control": True}, "torch.export refuses the model"),
+        ("quantize:export=net.safetensors", {}, ".safetensors has no operators"),
+    ],
+)
+def test_what_amanda_run_cannot_export_is_one_line(
+    tmp_path: Path, tool: str, how: Any, message: str
+) -> None:
+    """Status 2, and nothing is left; what is known before stops before the program."""
+    done = run(tmp_path, tool, **how)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("amanda: error")]
+    assert done.returncode == 2, done.stderr
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert "Traceback" not in done.stderr
+    assert ("done" in done.stdout) == (
+        "cannot be written" not in message and "suffix" not in message
+    )
+    assert [*(tmp_path / "inner").iterdir()] == []
+
+
+def test_the_commands_from_training_to_serving_run(tmp_path: Path) -> None:
+    """The page's commands, as they stand."""
+    if not HAS_ONNX or importlib.util.find_spec("amanda_onnx") is None:
+        pytest.skip("needs ONNX Runtime and amanda-onnx: nox -s exports")
+    text = (ROOT / "amanda-tools/docs/tasks/quantize-a-model.md").read_text()
+    commands = text.partition("```sh\n")[2].partition("```")[0].splitlines()
+    program = ROOT / "amanda-tools/examples/serving.py"
+    (tmp_path / program.name).write_bytes(program.read_bytes())
+    printed = []
+    for command in commands:
+        first, *words = shlex.split(command, comments=True)
+        done = run_python(*(["-m", "amanda"] if first == "amanda" else []), *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    assert len(commands) == 4
+    assert "exported 2 ops" in printed[1]
+    assert "ONNX Runtime: 9" in printed[3]
+    assert "diff: no divergence" in printed[3]

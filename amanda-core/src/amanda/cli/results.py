@@ -19,9 +19,9 @@ from typing import Any, TextIO
 import attrs
 
 from amanda.cli import last_line, pages
-from amanda.cli.messages import complain
+from amanda.cli.messages import WRONG_USAGE, complain, described_error
 from amanda.engine.tool_code import paused
-from amanda.errors import AmandaWarning, described
+from amanda.errors import AmandaError, AmandaWarning, described
 from amanda.files import plain_data, write_json
 from amanda.interface.tool import StopRun, Tool
 from amanda.python.text import printable
@@ -181,6 +181,22 @@ class Report:
         # The type only: str() of the exception may run code of the program.
         text = how if isinstance(how, str) else f"by {type(how).__name__}"
         self.facts.setdefault("program ended", text)
+
+    def finish(self) -> int:
+        """Let tools do what they do once a program has ended well, while its objects are there.
+
+        Returns the exit status: that of wrong usage if a tool cannot.
+        """
+        status = 0
+        for named in self.tools if self.rank.number == 0 else ():
+            if finish := pages.method_of(named.tool, "finish_run"):
+                try:
+                    finish(self.op_filter)
+                except Exception as error:
+                    is_told = isinstance(error, (AmandaError, OSError))
+                    self.complain(f"error: {error if is_told else described_error(error)}")
+                    status = WRONG_USAGE
+        return status
 
     @property
     def _has_page(self) -> bool:

@@ -449,6 +449,7 @@ class ReportedScope:
         try:
             self._scope.__exit__(None, None, None)
         finally:
+            self.report.finish()
             self.report.deliver(self._scope.statistics, seconds)
 
 
@@ -570,7 +571,8 @@ class Run:
         return self._check_drivers(1)
 
     def _check_drivers(self, status: int) -> int:
-        """The exit status of a run: 2 if the program ended well and tools had no driver."""
+        """The exit status of a run: 2 if the program ended well, and tools had no driver or could
+        not do what they do at its end."""
         self.report.has_failed = status != 0
         if not self.report.tools or self._opened is None or self._is_finishing:
             # Without a scope, or the program has run all exit functions, and the scope has ended.
@@ -583,7 +585,7 @@ class Run:
             drivers.covered_frameworks()
         )
         if self._opened.drivers and has_seen:
-            return status
+            return status or self.report.finish()
         self.report.has_driver = False
         if status == 0:
             self.report.error = f"nothing was instrumented: {describe_missing_driver(self._asked)}"

@@ -68,25 +68,22 @@ class ThreadSwitches:
 
 @attrs.frozen
 class ExportedNode:
-    """A node of an exported program, or several that an exporter has made of one operator.
+    """What an exporter has made of one operator: a node of its program, or several.
 
     Attributes:
-        name: its name, by which other nodes read it.
-        module: path of the module that it was made in.
+        module: path of the module that it was made in; None if that is not known, as of what the
+            exporter has computed beforehand.
         types: canonical types of the operators that it may stand for.
-        shapes: shapes of its outputs; None if they are not known.
-        inputs: names of the nodes that it reads.
-        parts: names of the nodes in the program, in order.
+        shapes: shapes of its outputs, which others may follow; None if they are not known.
+        parts: names of the nodes, in order.
         parameters: names of the parameters that it reads; an exporter that joins operators leaves
             the weight of one of them its name.
     """
 
-    name: str
-    module: str
+    module: str | None
     types: frozenset[str]
-    shapes: Sequence[tuple[int | None, ...]] | None
-    inputs: Sequence[str]
-    parts: tuple[str, ...]
+    shapes: Sequence[tuple[int | None, ...]] | None = None
+    parts: tuple[str, ...] = ()
     parameters: frozenset[str] = frozenset()
 
 
@@ -118,8 +115,8 @@ class Driver(abc.ABC):
             at routines of other frameworks.
         thread_switches: functions that switch the thread for a tool's code that takes no part in
             automatic differentiation, beside :meth:`routine`.
-        dropped_types: types of operators that return what they get, and that an exporter may
-            leave out.
+        dropped_types: types of operators that return the elements that they get, and that an
+            exporter may leave out.
         dispatcher_class: a subclass of :class:`amanda.engine.dispatch.Dispatcher`, for drivers that
             insert routines into graphs, or run the routines of a point faster; None for the
             ordinary one.

@@ -36,7 +36,8 @@ class AlignedOp:
         weight: name of the parameter that a mapping rule calls its weight; "" without one.
         nodes: names of its nodes in the program; the last one computes its outputs.
         reason: why there are none; "" if there are.
-        is_dropped: there are none, as it returns what it gets.
+        is_dropped: there are none, as it returns the elements that it gets, or the exporter has
+            computed it beforehand.
     """
 
     op: OpDescription
@@ -109,32 +110,35 @@ def align(model: Any, example_inputs: Any, target: Any) -> dict[str, AlignedOp]:
 def _aligned(
     ops: Mapping[str, AlignedOp], nodes: Sequence[ExportedNode], dropped: frozenset[str]
 ) -> dict[str, AlignedOp]:
-    ours, theirs = defaultdict[str, list[str]](list), defaultdict[str, list[ExportedNode]](list)
-    for op_id, found in ops.items():
-        ours[_module_of(found)].append(op_id)
+    ours = defaultdict[str, list[AlignedOp]](list)
+    theirs = defaultdict[str | None, list[ExportedNode]](list)
+    readers = defaultdict[str, list[ExportedNode]](list)
+    for found in ops.values():
+        ours[_module_of(found)].append(found)
     for node in nodes:
         theirs[node.module].append(node)
+        for name in node.parameters:
+            readers[name].append(node)
     pairs: dict[str, ExportedNode] = {}
-    for module, ids in ours.items():
-        pairs |= _paired([ops[op_id] for op_id in ids], theirs[module])
-    for op_id, found in ops.items():
-        reading = [node for node in nodes if found.weight and found.weight in node.parameters]
-        if op_id not in pairs and len(reading) == 1:
-            pairs[op_id] = reading[0]
-    parts = _Parts(nodes, {node.name for node in pairs.values()})
+    for module, own in ours.items():
+        pairs |= _paired(own, theirs[module])
+    rewritten = frozenset[str]().union(*(node.types for node in theirs[None]))
     result = {}
     for op_id, found in ops.items():
         kind, module = found.op.type, _module_of(found)
-        if op_id in pairs:
-            result[op_id] = attrs.evolve(found, nodes=parts.of(pairs[op_id]))
-        elif kind in dropped:
-            reason = "the exporter has left it out: it returns what it gets"
-            result[op_id] = attrs.evolve(found, reason=reason, is_dropped=True)
-        else:
+        reading = readers[found.weight] if found.weight else []
+        if op_id in pairs or len(reading) == 1:
+            node = pairs.get(op_id) or reading[0]
+            result[op_id] = attrs.evolve(found, nodes=node.parts)
+            continue
+        is_dropped, reason = True, "the exporter has left it out: it returns the elements it gets"
+        if kind in rewritten:
+            reason = "the exporter has computed it beforehand, or as a node that names no operator"
+        elif kind not in dropped:
             is_known = any(kind in node.types for node in theirs[module])
             what = f"{kind} of these shapes" if is_known else kind
-            reason = f"the program has no other {what} in {found.op.place}"
-            result[op_id] = attrs.evolve(found, reason=reason)
+            is_dropped, reason = False, f"the program has no other {what} in {found.op.place}"
+        result[op_id] = attrs.evolve(found, reason=reason, is_dropped=is_dropped)
     return result
 
 
@@ -147,7 +151,16 @@ def _module_of(found: AlignedOp) -> str:
 
 def _is_pair(found: AlignedOp, node: ExportedNode) -> bool:
     shapes = [spec.shape for spec in found.op.tensors.outputs or () if spec is not None]
-    return found.op.type in node.types and node.shapes in (None, shapes)
+    given = node.shapes
+    return found.op.type in node.types and (
+        given is None or (len(given) >= len(shapes) and all(map(_is_alike, given, shapes)))
+    )
+
+
+def _is_alike(shape: Sequence[int | None], other: Sequence[int | None]) -> bool:
+    """True if a shape, in which sizes may be unknown, can be the other one."""
+    known = zip(shape, other, strict=False)
+    return len(shape) == len(other) and all(size in (None, own) for size, own in known)
 
 
 def _paired(ops: Sequence[AlignedOp], nodes: Sequence[ExportedNode]) -> dict[str, ExportedNode]:
@@ -176,25 +189,3 @@ def _paired(ops: Sequence[AlignedOp], nodes: Sequence[ExportedNode]) -> dict[str
         else:
             i += 1
     return pairs
-
-
-class _Parts:
-    """Finds the nodes that compute one operator: what only its last node reads is a part of it."""
-
-    def __init__(self, nodes: Sequence[ExportedNode], taken: set[str]) -> None:
-        self._free = {node.name: node for node in nodes if node.name not in taken}
-        self._readers = defaultdict[str, set[str]](set)
-        for node in nodes:
-            for name in node.inputs:
-                self._readers[name].add(node.name)
-
-    def of(self, last: ExportedNode) -> tuple[str, ...]:
-        """Return the names of the nodes, in order."""
-        own, group = [last], {last.name}
-        for node in own:
-            for name in node.inputs:
-                part = self._free.get(name)
-                if part and part.module == last.module and self._readers[name] <= group:
-                    own.append(part)
-                    group.add(name)
-        return tuple(name for node in reversed(own) for name in node.parts)

@@ -11,11 +11,16 @@ Any tool with a method ``changes()`` can be exported::
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from amanda.errors import UnsupportedProgramError
+from amanda.state import STATE
+from amanda.tool import vanilla
 from amanda_tools.export.changes import Change, ChangingTool, Exported, Function, Mask, Rounding
 
 __all__ = [
@@ -40,6 +45,7 @@ def export_model(
     path: str | os.PathLike[str],
     *,
     fallback: bool = False,
+    op_filter: Any = None,
 ) -> Exported:
     """Write a model with the changes of a tool into a file, which needs no Amanda.
 
@@ -55,6 +61,7 @@ def export_model(
         path: the file; its suffix is the format, one of `FORMATS`. ``.safetensors`` holds the
             state dictionary.
         fallback: leave an operator whose change the format cannot express as it is.
+        op_filter: that of the scope under which the tool has run the model.
 
     Raises:
         UnsupportedProgramError: the exporter refuses the model, the format cannot express a change,
@@ -65,15 +72,45 @@ def export_model(
     from amanda_tools.export.pytorch import Exporter
 
     target, name = Path(path), getattr(tool, "name", type(tool).__name__)
-    if target.suffix not in FORMATS:
-        raise UnsupportedProgramError(
-            f"{name}: {target} has none of the suffixes {', '.join(FORMATS)}"
-        )
+    _check_suffix(target)
     if example_inputs is None:
         raise UnsupportedProgramError(f"{name}: an export needs example inputs of the model")
-    if not (changes := list(tool.changes())):
-        raise UnsupportedProgramError(
-            f"{name}: there is nothing to export; run the model under the tool first"
+
+    def write() -> Exported:
+        exporter = Exporter(
+            name, tool, model, example_inputs, fallback=fallback, op_filter=op_filter
         )
-    exporter = Exporter(name, tool, model, example_inputs, fallback=fallback)
-    return exporter.write(target, changes)
+        return exporter.write(target)
+
+    if not STATE.scopes:
+        return write()
+    # No scope covers a thread that starts here.
+    with vanilla(), ThreadPoolExecutor(1) as pool:
+        return pool.submit(write).result()
+
+
+def check_target(path: Path) -> None:
+    """Check, before a program runs, that a model can be written into a file at its end.
+
+    Raises:
+        UnsupportedProgramError: its suffix is no format, or packages are missing.
+        OSError: it cannot be written.
+    """
+    _check_suffix(path)
+    needed = ("onnx", "onnxscript", "onnxruntime") if path.suffix == ".onnx" else ()
+    if missing := [each for each in needed if importlib.util.find_spec(each) is None]:
+        raise UnsupportedProgramError(
+            f"{path.name}: {', '.join(missing)} not found: pip install 'amanda-tools[onnx]'"
+        )
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent) as file:
+            file.write(b"amanda")
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _check_suffix(path: Path) -> None:
+    if path.suffix not in FORMATS:
+        raise UnsupportedProgramError(f"{path} has none of the suffixes {', '.join(FORMATS)}")

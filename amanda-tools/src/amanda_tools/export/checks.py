@@ -47,9 +47,9 @@ def _changed(value: Any, change: Change) -> Any:
     return ((scaled.round() + zero).clamp(change.low, change.high) - zero) * scale
 
 
-def outputs_under(tool: amanda.Tool, model: Any, inputs: Any, *others: amanda.Tool) -> list[Any]:
-    """Return the outputs of a model under a tool, and others."""
-    with amanda.apply(tool, *others):
+def outputs_under(model: Any, inputs: Any, *tools: amanda.Tool, op_filter: Any) -> list[Any]:
+    """Return the outputs of a model under tools."""
+    with amanda.apply(*tools, op_filter=op_filter or None):
         return flat(run_example(model, inputs))
 
 
@@ -110,18 +110,18 @@ class _Outputs(amanda.Tool):
 
 
 def first_difference(
-    tool: amanda.Tool, model: Any, inputs: Any, program: Any, tolerance: float
+    model: Any, inputs: Any, *tools: amanda.Tool, op_filter: Any, program: Any, tolerance: float
 ) -> str:
-    """Return the id of the first operator whose output in a program is another one than under the
-    tool, and how large the difference is; "" if there is none.
+    """Return the id of the first operator whose output in a program is another one than under
+    tools, and how large the difference is; "" if there is none.
 
     Args:
-        tool, model, inputs: what is exported.
+        model, inputs, tools, op_filter: as for :func:`outputs_under`.
         program: of torch.export, or a model of ONNX.
         tolerance: as for :func:`difference`.
     """
     expected = _Outputs()
-    outputs_under(tool, model, inputs, expected)
+    outputs_under(model, inputs, *tools, expected, op_filter=op_filter)
     aligned = amanda.align(model, inputs, program)
     # A node of several operators computes the outputs of the last one.
     last = {found.nodes[-1]: op_id for op_id, found in aligned.items() if found.nodes}
@@ -149,7 +149,7 @@ def _values_in_graph(program: Any, inputs: Any, names: set[str]) -> dict[str, An
                 values[n.name] = found.detach().clone()
             return found
 
-    Keeping(module).run(*flat(inputs))
+    Keeping(module).run(*leaves_of(inputs))
     return values
 
 

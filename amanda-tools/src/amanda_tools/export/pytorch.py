@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib
+import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,37 +30,62 @@ class Exporter:
         model: the module.
         inputs: example inputs.
         fallback: leave an operator whose change cannot be expressed as it is.
+        op_filter: that of the tool's scope; None for none.
     """
 
-    def __init__(self, name: str, tool: Any, model: Any, inputs: Any, *, fallback: bool) -> None:
+    def __init__(
+        self, name: str, tool: Any, model: Any, inputs: Any, *, fallback: bool, op_filter: Any
+    ) -> None:
         self._torch = importlib.import_module("torch")
         if not isinstance(model, self._torch.nn.Module):
             raise UnsupportedProgramError(f"{name}: only models of PyTorch can be exported")
-        self._name, self._tool, self._fallback = name, tool, fallback
-        self._inputs = inputs
-        is_sequence = isinstance(inputs, (tuple, list))
-        self._args = () if isinstance(inputs, dict) else tuple(inputs) if is_sequence else (inputs,)
-        self._kwargs = inputs if isinstance(inputs, dict) else None
+        self._name, self._tool, self._fallback, self._filter = name, tool, fallback, op_filter
+        is_named, is_sequence = isinstance(inputs, Mapping), isinstance(inputs, (tuple, list))
+        self._inputs = dict(inputs) if is_named else tuple(inputs) if is_sequence else (inputs,)
+        self._args = () if is_named else self._inputs
+        self._kwargs = self._inputs if is_named else None
         self._model = copy.deepcopy(model).eval()
         self.left: dict[str, str] = {}
         self._program: Any = None
 
-    def write(self, path: Path, changes: Sequence[Change]) -> Exported:
-        """Write the file, and check it."""
+    def write(self, path: Path) -> Exported:
+        """Write the file, and check it.
+
+        Raises:
+            AmandaError, OSError: as of :func:`amanda_tools.export.export_model`.
+        """
+        if not (changes := list(self._tool.changes())):
+            raise UnsupportedProgramError(
+                f"{self._name}: there is nothing to export; run the model under the tool first"
+            )
         masks = [change for change in changes if isinstance(change, Mask)]
         others = [change for change in changes if not isinstance(change, Mask)]
         original = copy.deepcopy(self._model)
-        with self._torch.no_grad():
+        with self._torch.no_grad(), new_beside(path) as partial:
             self._bake(masks)
-            with new_beside(path) as partial:
-                if path.suffix == ".safetensors":
-                    found = self._write_tensors(partial, others)
-                else:
-                    found = self._write_program(partial, path.suffix, others)
-                kept = [change for change in changes if change.op not in self.left]
-                tool = checks.Applied(kept) if self.left else self._tool
-                difference = self._checked(found, tool, original, path.suffix)
+            is_state = path.suffix == ".safetensors"
+            partial.write_bytes(
+                self._state(others) if is_state else self._written(path.suffix, others)
+            )
+            found = self._outputs_of(partial, path.suffix)
+            kept = [change for change in changes if change.op not in self.left]
+            tool = checks.Applied(kept) if self.left else self._tool
+            difference = self._checked(found, tool, original, path.suffix)
         return Exported(path, list({change.op: 1 for change in kept}), self.left, difference)
+
+    def _outputs_of(self, path: Path, suffix: str) -> list[Any]:
+        """Read the file again, and return its outputs of the example inputs."""
+        if suffix == ".onnx":
+            with self._refusing("ONNX Runtime"):
+                return checks.run_onnx(str(path), self._inputs)
+        if suffix == ".pt2":
+            with path.open("rb") as file:
+                model = self._torch.export.load(file).module()
+        else:
+            files = importlib.import_module("safetensors.torch")
+            model = copy.deepcopy(self._model)
+            model.load_state_dict(files.load_file(path))
+        return checks.flat(run_example(model, self._inputs))
 
     def _checked(self, found: Sequence[Any], tool: Any, model: Any, suffix: str) -> float:
         """Return the largest difference to the model under the tool.
@@ -68,14 +94,15 @@ class Exporter:
             UnsupportedProgramError: it is too large.
         """
         tolerance = 2e-6 if suffix == ".onnx" else 0.0
-        expected = checks.outputs_under(tool, model, self._inputs)
+        given = model, self._inputs, tool
+        expected = checks.outputs_under(*given, op_filter=self._filter)
         difference = checks.difference(found, expected, tolerance)
         if difference is not None:
             return difference
         where = ""
         if self._program is not None:
-            given = tool, model, self._inputs, self._program, tolerance
-            where = checks.first_difference(*given)
+            more = {"program": self._program, "tolerance": tolerance, "op_filter": self._filter}
+            where = checks.first_difference(*given, **more)
         raise UnsupportedProgramError(
             f"{self._name}: the exported model computes another result than the model under the "
             f"tool{where and f', first at op {where}'}"
@@ -99,23 +126,20 @@ class Exporter:
                 )
             value.mul_(self._torch.as_tensor(mask.mask, device=value.device))
 
-    def _write_tensors(self, path: Path, changes: Sequence[Change]) -> list[Any]:
+    def _state(self, changes: Sequence[Change]) -> bytes:
         if changes:
             raise UnsupportedProgramError(
                 f"{self._name}: .safetensors has no operators, and cannot express what happens at "
                 f"op {changes[0].op}; .pt2 and .onnx can"
             )
-        files = importlib.import_module("safetensors.torch")
         # Tied weights are equal, and stand twice: the file then fits the model strictly.
         state = {key: value.contiguous().clone() for key, value in self._model.state_dict().items()}
-        files.save_file(state, path)
-        read = copy.deepcopy(self._model)
-        read.load_state_dict(files.load_file(path))
-        return checks.flat(run_example(read, self._inputs))
+        found: bytes = importlib.import_module("safetensors.torch").save(state)
+        return found
 
     # -- programs -----------------------------------------------------------
 
-    def _write_program(self, path: Path, suffix: str, changes: Sequence[Change]) -> list[Any]:
+    def _written(self, suffix: str, changes: Sequence[Change]) -> bytes:
         torch = self._torch
         program = self._exported(self._model)
         aligned = amanda.align(self._model, self._inputs, program)
@@ -128,17 +152,15 @@ class Exporter:
                 self._leave(op_id, f"{suffix} cannot express its change: {reason}")
         self._program = program = self._exported(graph.finished())
         if suffix == ".pt2":
-            with path.open("wb") as file:
+            file = io.BytesIO()
+            with self._refusing("torch.export"):
                 torch.export.save(program, file)
-            with path.open("rb") as file:
-                read = torch.export.load(file)
-            return checks.flat(run_example(read.module(), self._inputs))
+            return file.getvalue()
         with self._refusing("torch.onnx"):
             options = {"kwargs": self._kwargs, "dynamo": True, "verbose": False}
             self._program = torch.onnx.export(program, self._args, **options).model_proto
-        path.write_bytes(self._program.SerializeToString())
-        with self._refusing("ONNX Runtime"):
-            return checks.run_onnx(str(path), self._inputs)
+            found: bytes = self._program.SerializeToString()
+            return found
 
     def _leave(self, op_id: str, reason: str) -> None:
         """Leave an operator in floating point, or refuse to."""

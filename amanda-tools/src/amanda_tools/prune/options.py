@@ -46,6 +46,8 @@ class PruneOptions:
         end: training step from which the masks do not change (static methods).
         every: training steps from one mask to the next (static methods).
         masks: file of masks to use instead of new ones (static methods).
+        bake: file that amanda run exports the pruned PyTorch model to, .onnx, .pt2 or .safetensors
+            (static methods).
     """
 
     method: Method = "magnitude"
@@ -72,6 +74,10 @@ class PruneOptions:
         default=1, metadata=applies_if("a schedule: end=", lambda o: o.end > 0)
     )
     masks: str = ""
+    bake: str = attrs.field(
+        default="",
+        metadata=applies_if("static methods", lambda o: o.method in STATIC_METHODS),
+    )
 
     def __attrs_post_init__(self) -> None:
         is_static = self.method in STATIC_METHODS

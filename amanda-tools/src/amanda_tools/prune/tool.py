@@ -49,6 +49,7 @@ class PruneTool(TargetingTool[PruneOptions]):
 
     name = "prune"
     Options = PruneOptions
+    file_option = "bake"
     # A weight under a mask, and a gate, have gradients of their own.
     differentiable = True
 
@@ -346,6 +347,7 @@ class PruneTool(TargetingTool[PruneOptions]):
         if unused := found["masks_never_used"]:
             yield Table("prune: masks never used", ("op",), [(op_id,) for op_id in unused])
         yield from self.targets.tables("prune")
+        yield from self.export_tables()
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.masks.safetensors``; of a dynamic method ``<stem>.gates.safetensors``."""

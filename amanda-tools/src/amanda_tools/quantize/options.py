@@ -36,6 +36,8 @@ class QuantizeOptions:
             pass; 0 leaves it to your optimizer, which is not possible in graph modes.
         ops: types of the ops to quantize.
         exclude: op ids or module paths to leave alone, patterns with * and ?.
+        export: file that amanda run exports the quantized PyTorch model to, .onnx or .pt2.
+        fallback: of export: operators that the format cannot express stay in floating point.
     """
 
     method: Literal["static", "dynamic", "qat"] = "static"
@@ -64,6 +66,10 @@ class QuantizeOptions:
     learning_rate: float = attrs.field(default=0.0, converter=float)
     ops: Sequence[str] = attrs.field(default=DEFAULT_OPS, converter=type_names)
     exclude: Sequence[str] = attrs.field(default=(), converter=type_names)
+    export: str = ""
+    fallback: bool = attrs.field(
+        default=False, metadata=applies_if("a file: export=", lambda o: o.export)
+    )
 
     def __attrs_post_init__(self) -> None:
         is_int = self.number == "int"

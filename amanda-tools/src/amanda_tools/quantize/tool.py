@@ -52,6 +52,7 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
 
     name = "quantize"
     Options = QuantizeOptions
+    file_option = "export"
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -376,3 +377,4 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
             title = f"quantize: {len(missing)} ops are not calibrated yet"
             yield Table(title, ("op",), [(op_id,) for op_id in missing])
         yield from self.targets.tables("quantize")
+        yield from self.export_tables()

@@ -124,8 +124,9 @@ def threads_in(*codes: types.CodeType) -> Sequence[int]:
 SCRIPTED = {"functions": torch.jit.ScriptFunction, "modules": symbol("torch._C.ScriptMethod")}
 """What TorchScript runs, to the class whose objects are called."""
 
+EXPORT = "_export"
 TRACERS = {
-    "torch.export._trace": ("_export",),
+    "torch.export._trace": (EXPORT,),
     "torch.fx.experimental.proxy_tensor": ("_MakefxTracer.trace",),
     "torch.jit._trace": ("_trace_impl", "trace_module"),
     "torch.jit": ("trace_module",),
