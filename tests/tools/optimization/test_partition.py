@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -242,8 +243,9 @@ def test_parts_run_in_processes_of_their_own(tmp_path: Path) -> None:
 )
 def test_cuts_that_cannot_be_are_refused(options: Any, message: str) -> None:
     tool = cut(*branches(), **options)
+    assert re.search(message, tool.result()["summary"]["refusal"])
     with pytest.raises(UnsupportedProgramError, match=message) as caught:
-        tool.result()
+        tool.export_parts(*branches(), "parts")
     assert "\n" not in str(caught.value)
 
 
@@ -271,4 +273,28 @@ def test_exports_that_cannot_be_are_refused_and_leave_nothing(tmp_path: Path) ->
     with pytest.raises(OSError, match="parts"):
         tool.export_parts(model, inputs, folder)
     with pytest.raises(UnsupportedProgramError, match="no forward pass"):
-        PartitionTool().result()
+        PartitionTool().export_parts(model, inputs, tmp_path)
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    """The model of the program is exported at its end; what cannot be is one line, and status 2."""
+    (tmp_path / "net.py").write_text(
+        "import torch\nmodel = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])\n"
+        "with torch.no_grad():\n    model(torch.ones(1, 8))\n"
+    )
+
+    def run(options: str) -> Any:
+        words = "-m", "amanda", "run", "-t", f"partition:{options}", "-o", "out", "--", "net.py"
+        return run_python(*words, cwd=tmp_path)
+
+    done = run("outside=3,export=parts")
+    assert done.returncode == 0, done.stderr
+    assert "partition: 32 B on the cut" in done.stdout
+    assert {path.name for path in (tmp_path / "parts").iterdir()} == {
+        "part1.pt2", "part2.pt2", "parts.json",
+    }  # fmt: skip
+    for options in ("inside=7,export=other", "outside=3,export=net.py", "flops=1.0-"):
+        done = run(options)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert not (tmp_path / "other").exists()

@@ -14,9 +14,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from amanda.errors import UnsupportedProgramError
 from amanda.state import STATE
@@ -33,6 +34,8 @@ __all__ = [
     "Rounding",
     "export_model",
 ]
+
+_T = TypeVar("_T")
 
 FORMATS = (".onnx", ".pt2", ".safetensors")
 """Suffixes of files that a model is exported to."""
@@ -82,6 +85,11 @@ def export_model(
         )
         return exporter.write(target)
 
+    return outside_of_scopes(write)
+
+
+def outside_of_scopes(write: Callable[[], _T]) -> _T:
+    """Call a function where no tool of a scope sees what it does."""
     if not STATE.scopes:
         return write()
     # No scope covers a thread that starts here.

@@ -49,7 +49,7 @@ class PartsExporter(Exporter):
     def __init__(self, model: Any, inputs: Any) -> None:
         if inputs is None:
             raise UnsupportedProgramError("partition: an export needs example inputs of the model")
-        super().__init__("partition", None, model, inputs, fallback=False)
+        super().__init__("partition", None, model, inputs, fallback=False, op_filter=None)
 
     def write_parts(self, folder: Path, suffix: str, part_of: Mapping[str, int]) -> list[Path]:
         """Write the parts, and check them; return the paths.

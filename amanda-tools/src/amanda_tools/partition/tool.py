@@ -25,6 +25,8 @@ from amanda_tools._operators.parameters import Parameters, UsedParameter
 from amanda_tools._operators.signature import CallShapes, OpSignature
 from amanda_tools._output.units import format_short, share_text
 from amanda_tools._values.shapes import byte_size
+from amanda_tools.export import check_target, outside_of_scopes
+from amanda_tools.export.model_of_run import ModelOfRun
 from amanda_tools.partition.cut import FIRST, LAST, CutOp, CutTensor, Problem
 from amanda_tools.partition.options import PartitionOptions
 
@@ -53,11 +55,13 @@ class Plan:
         sent: rows of the tensors that go from part to part: ``op`` gives it, "" for an input of the
             model; ``from`` and ``to``, the parts that give and read it; ``shape``, ``bytes``.
         least: bytes that any cut has at least.
+        refusal: why there is none; "" if there is.
     """
 
     part_of: Mapping[str, int]
     sent: Sequence[dict[str, Any]]
     least: int
+    refusal: str = ""
 
 
 class PartitionTool(PrintingTool[PartitionOptions]):
@@ -79,6 +83,14 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         self._facts: dict[str, _Facts] = {}
         self._passes = self._number = 0
         self._planned: tuple[int, Plan] | None = None
+        self._models = ModelOfRun()
+        # Absolute: the program may change the current folder.
+        self._folder = Path(self.options.export).absolute() if self.options.export else None
+        if self._folder is not None:
+            check_target(self._folder.with_suffix(f".{self.options.format}"))
+            if self._folder.is_file():
+                raise NotADirectoryError(f"{self._folder} is a file")
+            self.add_inst_for_pass(self._models.note)
         self.depends_on(self._tracing)
         self.add_inst_for_pass(self._begin)
         self.add_inst_for_pass(self._end, end=True)
@@ -110,13 +122,13 @@ class PartitionTool(PrintingTool[PartitionOptions]):
     # -- the cut ------------------------------------------------------------
 
     def plan(self) -> Plan:
-        """Cut the model.
-
-        Raises:
-            UnsupportedProgramError: there is no model, or no cut as the options want it.
-        """
+        """Cut the model."""
         if self._planned is None or self._planned[0] != len(self._facts):
-            self._planned = len(self._facts), self._cut()
+            try:
+                found = self._cut()
+            except UnsupportedProgramError as refusal:
+                found = Plan({}, (), 0, str(refusal))
+            self._planned = len(self._facts), found
         return self._planned[1]
 
     def _cut(self) -> Plan:
@@ -228,14 +240,34 @@ class PartitionTool(PrintingTool[PartitionOptions]):
             The paths of the files.
 
         Raises:
-            UnsupportedProgramError: the exporter refuses the model, it has changed, or the parts
-                compute another result.
+            UnsupportedProgramError: there is no cut, the exporter refuses the model, it has
+                changed, or the parts compute another result.
             OSError: the files cannot be written; nothing is left of them.
         """
         from amanda_tools.partition.parts import PartsExporter
 
-        part_of = self.plan().part_of
-        return PartsExporter(model, example_inputs).write_parts(Path(folder), f".{format}", part_of)
+        part_of = self._checked().part_of
+        return outside_of_scopes(
+            lambda: PartsExporter(model, example_inputs).write_parts(
+                Path(folder), f".{format}", part_of
+            )
+        )
+
+    def finish_run(self, _: Any) -> None:
+        """Export the model that the program has run, if an option asks for it.
+
+        Raises:
+            UnsupportedProgramError, OSError: as of :meth:`export_parts`.
+        """
+        plan = self._checked()
+        if self._folder is not None:
+            model, inputs = self._models.of(self.name, plan.part_of)
+            self.export_parts(model, inputs, self._folder, format=self.options.format)
+
+    def _checked(self) -> Plan:
+        if (plan := self.plan()).refusal:
+            raise UnsupportedProgramError(plan.refusal)
+        return plan
 
     # -- result -----------------------------------------------------------
 
@@ -251,7 +283,7 @@ class PartitionTool(PrintingTool[PartitionOptions]):
 
     def _parts(self) -> list[dict[str, Any]]:
         plan, found = self.plan(), []
-        for part in range(1, self.options.parts + 1):
+        for part in sorted({*plan.part_of.values()}):
             ids = [op_id for op_id, own in plan.part_of.items() if own == part]
             of = [self._facts[op_id] for op_id in ids]
             found.append({
@@ -298,7 +330,8 @@ class PartitionTool(PrintingTool[PartitionOptions]):
 
     def summary(self) -> dict[str, Any]:
         """Bytes that cross the cuts, one tensor in each that it crosses; ``least_bytes``, which any
-        cut has at least; ``unknown_ops``, the types without known FLOPs, which count zero."""
+        cut has at least; ``unknown_ops``, the types without known FLOPs, which count zero;
+        ``refusal``, why there is no cut."""
         plan = self.plan()
         unknown = [op_id for op_id in plan.part_of if self._facts[op_id].flops is None]
         types = {self._tracing.graph.description(op_id).type for op_id in unknown}
@@ -306,11 +339,15 @@ class PartitionTool(PrintingTool[PartitionOptions]):
             "options": attrs.asdict(self.options),
             "bytes": sum(row["bytes"] * (row["to"][-1] - row["from"]) for row in plan.sent),
             "least_bytes": plan.least,
+            "refusal": plan.refusal,
             "unknown_ops": sorted(types),
         }
 
     def tables(self) -> Iterable[Table]:
         """The parts; the tensors on the cuts; parameters of several parts."""
+        if refusal := self.plan().refusal:
+            yield Table(refusal, (), [])
+            return
         summary, parts = self.summary(), self._parts()
         whole = sum(part["flops"] for part in parts)
         bound = "" if summary["bytes"] == summary["least_bytes"] else (
