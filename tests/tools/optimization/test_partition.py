@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch import nn
@@ -20,7 +21,8 @@ import amanda
 from amanda.errors import UnsupportedProgramError
 from amanda_tools._operators.parameters import UsedParameter
 from amanda_tools.partition import PartitionTool
-from amanda_tools.partition.cut import FIRST, LAST, CutOp, CutTensor, Problem
+from amanda_tools.partition.cut import CutOp, CutTensor
+from amanda_tools.partition.cut import cut as cut_graph
 from tests.packaging.environments import ROOT
 from tests.running import run_python
 
@@ -32,39 +34,45 @@ FREE = (0.0, math.inf)
 # -- the cut, against all cuts ------------------------------------------------
 
 
-def random_problem(seed: int, limits: Sequence[tuple[float, float]]) -> Problem:
+@attrs.define(slots=False)
+class Problem:
     """Six operators with random tensors between them: in a row, if there are limits."""
-    draw, count = random.Random(seed), 6
-    ops = [
-        CutOp(str(i), draw.randint(1, 9), frozenset({UsedParameter(draw.randint(0, 4), 1, 8)}))
-        for i in range(count)
-    ]
-    ops[draw.randrange(3)].place, ops[draw.randrange(3, 6)].place = FIRST, LAST
-    tensors = [CutTensor(5, -1, range(count))]
-    for maker in range(-1, count - 1):
-        readers = {*draw.choices(range(maker + 1, count), k=2)}
-        readers |= set() if FREE in limits else {maker + 1}
-        tensors.append(CutTensor(draw.randint(1, 99), maker, sorted(readers)))
-    return Problem(ops, tensors, limits, [FREE] * len(limits))
 
+    seed: int
+    flops: Sequence[tuple[float, float]]
 
-def cost_of(problem: Problem, parts: Sequence[int]) -> float:
-    """The bytes over the cuts; infinite for what is not allowed."""
-    count = len(problem.flops)
-    sums = [0] * count
-    is_allowed = True
-    for op, part in zip(problem.ops, parts, strict=True):
-        sums[part] += op.flops
-        is_allowed &= part == {FIRST: 0, LAST: count - 1}.get(op.place, part)
-    for of, (low, high) in zip(sums, problem.flops, strict=True):
-        is_allowed &= of > 0 and low <= of <= high
-    cost = 0
-    for tensor in problem.tensors:
-        begin = parts[tensor.maker] if tensor.maker >= 0 else 0
-        behind = [parts[reader] for reader in tensor.readers]
-        is_allowed &= min(behind) >= begin
-        cost += tensor.size * (max(behind) - begin)
-    return cost if is_allowed else math.inf
+    def __attrs_post_init__(self) -> None:
+        draw, count = random.Random(self.seed), 6
+        self.ops = [
+            CutOp(draw.randint(1, 9), frozenset({UsedParameter(draw.randint(0, 4), 1, 8)}))
+            for _ in range(count)
+        ]
+        self.first, self.last = [draw.randrange(3)], [draw.randrange(3, 6)]
+        self.tensors = [CutTensor(5, -1, range(count))]
+        for maker in range(-1, count - 1):
+            readers = {*draw.choices(range(maker + 1, count), k=2)}
+            readers |= set() if FREE in self.flops else {maker + 1}
+            self.tensors.append(CutTensor(draw.randint(1, 99), maker, sorted(readers)))
+
+    def cut(self) -> tuple[list[int], int]:
+        limits = [(own, FREE) for own in self.flops]
+        return cut_graph(self.ops, self.tensors, self.first, self.last, limits)
+
+    def cost(self, parts: Sequence[int]) -> float:
+        """The bytes over the cuts; infinite for what is not allowed."""
+        sums = [0] * len(self.flops)
+        for op, part in zip(self.ops, parts, strict=True):
+            sums[part] += op.flops
+        is_allowed = parts[self.first[0]] == 0 and parts[self.last[0]] == len(self.flops) - 1
+        for of, (low, high) in zip(sums, self.flops, strict=True):
+            is_allowed &= of > 0 and low <= of <= high
+        cost = 0
+        for tensor in self.tensors:
+            begin = parts[tensor.maker] if tensor.maker >= 0 else 0
+            behind = [parts[reader] for reader in tensor.readers]
+            is_allowed &= min(behind) >= begin
+            cost += tensor.size * (max(behind) - begin)
+        return cost if is_allowed else math.inf
 
 
 @pytest.mark.parametrize("limits", [[FREE] * 2, [(9, math.inf)] * 2, [(0, 20)] * 3])
@@ -73,15 +81,15 @@ def test_the_cut_is_the_best_of_all(limits: Any) -> None:
     there is none. What is told as the least is no more."""
     costs = []
     for seed in range(20):
-        problem = random_problem(seed, limits)
+        problem = Problem(seed, limits)
         every = itertools.product(range(len(limits)), repeat=6)
-        costs.append(min(cost_of(problem, parts) for parts in every))
+        costs.append(min(map(problem.cost, every)))
         if costs[-1] == math.inf:
             with pytest.raises(UnsupportedProgramError, match="partition: "):
                 problem.cut()
             continue
         parts, least = problem.cut()
-        assert least <= cost_of(problem, parts) == costs[-1]
+        assert least <= problem.cost(parts) == costs[-1]
         assert FREE not in limits or least == costs[-1]
     assert min(costs) < math.inf
     assert (math.inf in costs) == (FREE not in limits)
@@ -235,8 +243,8 @@ def test_parts_run_in_processes_of_their_own(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"inside": "stm"}, r"inside=stm is no module and no op of the model; did you mean stem\?"),
-        ({"inside": "stem", "outside": "*/linear:0"}, "is named by inside and by outside"),
-        ({"inside": "narrow", "outside": "stem"}, "of the first part reads what op"),
+        ({"inside": "stem", "outside": "*/linear:0"}, "is one of the last part, or reads"),
+        ({"inside": "narrow", "outside": "stem"}, "is one of the last part, or reads"),
         ({"flops": "0.99-"}, "no cut into 2 parts is within the limits"),
         ({"parts": 9}, "no cut into 9 parts"),
     ],

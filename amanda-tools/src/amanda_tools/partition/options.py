@@ -52,8 +52,8 @@ class PartitionOptions:
                 "partition",
             )  # fmt: skip
 
-    def ranges(self, flops: int, memory: int) -> tuple[list[Range], list[Range]]:
-        """Return the ranges of the FLOPs and of the bytes of each part.
+    def limits(self, flops: int, memory: int) -> list[tuple[Range, Range]]:
+        """Return the ranges of the FLOPs, and of the bytes of parameters, of each part.
 
         Args:
             flops, memory: those of the model.
@@ -61,7 +61,7 @@ class PartitionOptions:
         shares = self.flops
         if not (self.inside or self.outside or self.flops or self.memory):
             shares = (f"{0.5 / self.parts:f}-{1.5 / self.parts:f}",)
-        return self._each(shares, flops), self._each(self.memory, memory)
+        return [*zip(self._each(shares, flops), self._each(self.memory, memory), strict=True)]
 
     def _each(self, texts: Sequence[str], whole: int) -> list[Range]:
         found = [_range(text, whole) or (0, math.inf) for text in texts or ("-",)]

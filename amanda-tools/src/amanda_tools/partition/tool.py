@@ -27,23 +27,18 @@ from amanda_tools._output.units import format_short, share_text
 from amanda_tools._values.shapes import byte_size
 from amanda_tools.export import check_target, outside_of_scopes
 from amanda_tools.export.model_of_run import ModelOfRun
-from amanda_tools.partition.cut import FIRST, LAST, CutOp, CutTensor, Problem
+from amanda_tools.partition.cut import CutOp, CutTensor, cut
 from amanda_tools.partition.options import PartitionOptions
 
 
 @attrs.frozen
 class _Facts:
-    """What is known of an operator.
+    """The number of the model's call in which an operator first ran, 0 outside of modules; FLOPs of
+    an execution, None if they are not known; the parameters that it reads."""
 
-    Attributes:
-        number: the pass of the outermost module in which it first ran; 0 outside of modules.
-        flops: FLOPs of an execution; None if they are not known.
-        parameters: the parameters that it reads.
-    """
-
-    number: int
+    call: int
     flops: int | None
-    parameters: Sequence[UsedParameter]
+    parameters: frozenset[UsedParameter]
 
 
 @attrs.frozen
@@ -69,7 +64,7 @@ class PartitionTool(PrintingTool[PartitionOptions]):
 
     The model is the call of an outermost module with the most operators.
 
-    Example: ``amanda run -t partition:outside=head,flops=0.2- -o out -- infer.py``
+    Example: ``amanda run -t partition:outside=head -o out -- infer.py``
     """
 
     name = "partition"
@@ -81,7 +76,7 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         self._tracing = GraphTracingTool(follow=False)
         self._parameters = Parameters()
         self._facts: dict[str, _Facts] = {}
-        self._passes = self._number = 0
+        self._calls = self._call = 0
         self._planned: tuple[int, Plan] | None = None
         self._models = ModelOfRun()
         # Absolute: the program may change the current folder.
@@ -97,11 +92,11 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         self.add_inst_for_op(self._analyse, require_outputs=True)
 
     def _begin(self, _: PointContext) -> None:
-        self._passes += 1
-        self._number = self._passes
+        self._calls += 1
+        self._call = self._calls
 
     def _end(self, _: PointContext) -> None:
-        self._number = 0
+        self._call = 0
 
     def _analyse(self, context: OpContext) -> None:
         op = self._tracing.graph.description(context.get_op_id())
@@ -111,13 +106,14 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         flops = 0 if is_free(op.type) else None
         if formula is not None:
             signature = OpSignature.of(context, op.type, op.attributes)
-            inputs, outputs = op.tensors.inputs or (), op.tensors.outputs or ()
-            shapes = [[spec and spec.shape for spec in specs] for specs in (inputs, outputs)]
+            specs = op.tensors.inputs or (), op.tensors.outputs or ()
+            shapes = [[spec and spec.shape for spec in own] for own in specs]
             try:
                 flops = formula.flops(CallShapes(signature, *map(plain, shapes)))
             except LookupError:
                 flops = None
-        self._facts[op.id] = _Facts(self._number, flops, self._parameters.used_by(context))
+        parameters = frozenset(self._parameters.used_by(context))
+        self._facts[op.id] = _Facts(self._call, flops, parameters)
 
     # -- the cut ------------------------------------------------------------
 
@@ -132,76 +128,58 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         return self._planned[1]
 
     def _cut(self) -> Plan:
-        numbers = collections.Counter(facts.number for facts in self._facts.values())
-        if not numbers:
+        calls = collections.Counter(facts.call for facts in self._facts.values())
+        if not calls:
             raise UnsupportedProgramError("partition: no forward pass of a model has been seen")
-        number = max(numbers, key=numbers.__getitem__)
-        ids = [op_id for op_id, facts in self._facts.items() if facts.number == number]
-        places = self._places(ids)
-        ops = [
-            CutOp(i, self._facts[i].flops or 0, frozenset(self._facts[i].parameters), places[i])
-            for i in ids
-        ]
+        call = calls.most_common(1)[0][0]
+        ids = [op_id for op_id, facts in self._facts.items() if facts.call == call]
         at = {op_id: number for number, op_id in enumerate(ids)}
+        ops = [CutOp(self._facts[i].flops or 0, self._facts[i].parameters) for i in ids]
         readers: dict[TracedTensor, list[int]] = {}
         for op_id in ids:
             for tensor in self._tracing.graph.op(op_id).inputs:
                 if tensor is not None and not tensor.is_parameter:
                     readers.setdefault(tensor, []).append(at[op_id])
         specs = {tensor: self._spec(tensor, ids[own[0]]) for tensor, own in readers.items()}
-        tensors = [
-            CutTensor(byte_size(specs[tensor]) or 0, at.get(tensor.producer, -1), own)
+        tensors = {
+            tensor: CutTensor(byte_size(specs[tensor]) or 0, at.get(tensor.producer, -1), own)
             for tensor, own in readers.items()
-        ]
-        flops = sum(op.flops for op in ops)
-        memory = _parameter_bytes(parameter for op in ops for parameter in op.parameters)
-        parts, least = Problem(ops, tensors, *self.options.ranges(flops, memory)).cut()
+        }
+        whole = sum(op.flops for op in ops), _bytes_of(self._facts[i] for i in ids)
+        ends = self._named("inside", ids), self._named("outside", ids)
+        parts, least = cut(ops, [*tensors.values()], *ends, self.options.limits(*whole))
         sent = []
-        for tensor, of in zip(readers, tensors, strict=True):
+        for tensor, of in tensors.items():
             begin = parts[of.maker] if of.maker >= 0 else 0
             if behind := sorted({parts[reader] + 1 for reader in of.readers} - {begin + 1}):
                 op = tensor.producer if of.maker >= 0 else ""
                 name = f"{op}[{tensor.position}]" if op else f"input of {ids[of.readers[0]]}"
-                ends = {"op": op, "tensor": name, "from": begin + 1, "to": behind}
-                sent.append({**ends, **specs[tensor].row(), "bytes": of.size})
+                where = {"op": op, "tensor": name, "from": begin + 1, "to": behind}
+                sent.append({**where, **specs[tensor].row(), "bytes": of.size})
         return Plan({op_id: parts[at[op_id]] + 1 for op_id in ids}, sent, least)
 
-    def _places(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the places of operators that the options ask for.
-
-        Raises:
-            UnsupportedProgramError: an option names nothing, or both name an operator.
-        """
-        modules = {op_id: self._tracing.graph.op(op_id).module for op_id in ids}
-        found = dict.fromkeys(ids, 0)
-        for option, patterns, own in (
-            ("inside", self.options.inside, FIRST),
-            ("outside", self.options.outside, LAST),
-        ):
-            for pattern in patterns:
-                named = [op_id for op_id in ids if _is_at(pattern, op_id, modules[op_id])]
-                if not named:
-                    guess = close_matches(pattern, [*dict.fromkeys(modules.values()), *ids])
-                    raise UnsupportedProgramError(
-                        f"partition: {option}={pattern} is no module and no op of the model{guess}"
-                    )
-                for op_id in named:
-                    if found[op_id] == -own:
-                        raise UnsupportedProgramError(
-                            f"partition: op {op_id} is named by inside and by outside"
-                        )
-                    found[op_id] = own
+    def _named(self, option: str, ids: Sequence[str]) -> list[int]:
+        """Return the numbers of the operators that an option names."""
+        modules = [self._tracing.graph.op(op_id).module for op_id in ids]
+        found = list[int]()
+        for pattern in getattr(self.options, option):
+            own = [
+                number
+                for number, (op_id, module) in enumerate(zip(ids, modules, strict=True))
+                if fnmatchcase(op_id, pattern)
+                or fnmatchcase(module, pattern)
+                or fnmatchcase(module, f"{pattern}[./]*")
+            ]
+            if not own:
+                guess = close_matches(pattern, [*dict.fromkeys(modules), *ids])
+                raise UnsupportedProgramError(
+                    f"partition: {option}={pattern} is no module and no op of the model{guess}"
+                )
+            found += own
         return found
 
     def _spec(self, tensor: TracedTensor, reader: str) -> Any:
-        """Return the description of a tensor.
-
-        Args:
-            reader: id of an operator that reads it.
-
-        Raises:
-            UnsupportedProgramError: its size is not known.
-        """
+        """Return the description of a tensor, whose size is known, and that an operator reads."""
         graph = self._tracing.graph
         if tensor.producer:
             spec = (graph.description(tensor.producer).tensors.outputs or ())[tensor.position]
@@ -215,6 +193,8 @@ class PartitionTool(PrintingTool[PartitionOptions]):
             )
         return spec
 
+    # -- export -------------------------------------------------------------
+
     def export_parts(
         self,
         model: Any,
@@ -223,7 +203,7 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         *,
         format: Literal["pt2", "onnx"] = "pt2",
     ) -> list[Path]:
-        """Write the parts of a PyTorch model, each of which runs on its own.
+        """Write the parts of a PyTorch model, each of which runs on its own; return the files.
 
         The model is exported in evaluation mode, and is not changed. The files are read again, and
         must give the outputs of the whole exported model: the same bits from ``.pt2``, within 2e-6
@@ -236,9 +216,6 @@ class PartitionTool(PrintingTool[PartitionOptions]):
                 inputs and outputs, and by part those of its own, with shapes, types and bytes.
             format: of the files.
 
-        Returns:
-            The paths of the files.
-
         Raises:
             UnsupportedProgramError: there is no cut, the exporter refuses the model, it has
                 changed, or the parts compute another result.
@@ -246,10 +223,11 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         """
         from amanda_tools.partition.parts import PartsExporter
 
-        part_of = self._checked().part_of
+        if (plan := self.plan()).refusal:
+            raise UnsupportedProgramError(plan.refusal)
         return outside_of_scopes(
             lambda: PartsExporter(model, example_inputs).write_parts(
-                Path(folder), f".{format}", part_of
+                Path(folder), f".{format}", plan.part_of
             )
         )
 
@@ -259,43 +237,35 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         Raises:
             UnsupportedProgramError, OSError: as of :meth:`export_parts`.
         """
-        plan = self._checked()
+        if (plan := self.plan()).refusal:
+            raise UnsupportedProgramError(plan.refusal)
         if self._folder is not None:
             model, inputs = self._models.of(self.name, plan.part_of)
             self.export_parts(model, inputs, self._folder, format=self.options.format)
-
-    def _checked(self) -> Plan:
-        if (plan := self.plan()).refusal:
-            raise UnsupportedProgramError(plan.refusal)
-        return plan
 
     # -- result -----------------------------------------------------------
 
     def result(self) -> dict[str, Any]:
         """Return the common form, with ``parts``, ``tensors``, those on the cuts, and
         ``shared_parameters``, those that several parts read."""
-        return {
-            **super().result(),
-            "parts": self._parts(),
-            "tensors": self.plan().sent,
-            "shared_parameters": self._shared(),
-        }
+        own = {"parts": self._parts(), "tensors": self.plan().sent}
+        return {**super().result(), **own, "shared_parameters": self._shared()}
 
     def _parts(self) -> list[dict[str, Any]]:
-        plan, found = self.plan(), []
-        for part in sorted({*plan.part_of.values()}):
-            ids = [op_id for op_id, own in plan.part_of.items() if own == part]
-            of = [self._facts[op_id] for op_id in ids]
-            found.append({
+        ids: dict[int, list[str]] = {}
+        for op_id, part in self.plan().part_of.items():
+            ids.setdefault(part, []).append(op_id)
+        return [
+            {
                 "part": part,
-                "ops": len(ids),
-                "first": ids[0],
-                "last": ids[-1],
-                "flops": sum(facts.flops or 0 for facts in of),
-                "parameter_bytes": _parameter_bytes(p for facts in of for p in facts.parameters),
-                "sent_bytes": sum(row["bytes"] for row in plan.sent if row["from"] == part),
-            })  # fmt: skip
-        return found
+                "ops": len(own),
+                "first": own[0],
+                "last": own[-1],
+                "flops": sum(self._facts[op_id].flops or 0 for op_id in own),
+                "parameter_bytes": _bytes_of(self._facts[op_id] for op_id in own),
+            }
+            for part, own in sorted(ids.items())
+        ]
 
     def _shared(self) -> list[dict[str, Any]]:
         parts: dict[UsedParameter, set[int]] = {}
@@ -320,7 +290,7 @@ class PartitionTool(PrintingTool[PartitionOptions]):
                 **self._tracing.graph.description(op_id).row(),
                 "part": part,
                 "forward_flops": self._facts[op_id].flops,
-                "parameter_bytes": _parameter_bytes(self._facts[op_id].parameters),
+                "parameter_bytes": _bytes_of([self._facts[op_id]]),
                 "sent_bytes": sent[op_id],
                 "parts_before": part - 1,
                 "parts_but_one": self.options.parts - 1,
@@ -334,59 +304,52 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         ``refusal``, why there is no cut."""
         plan = self.plan()
         unknown = [op_id for op_id in plan.part_of if self._facts[op_id].flops is None]
-        types = {self._tracing.graph.description(op_id).type for op_id in unknown}
         return {
             "options": attrs.asdict(self.options),
             "bytes": sum(row["bytes"] * (row["to"][-1] - row["from"]) for row in plan.sent),
             "least_bytes": plan.least,
+            "unknown_ops": sorted({self._tracing.graph.op(op_id).type for op_id in unknown}),
             "refusal": plan.refusal,
-            "unknown_ops": sorted(types),
         }
 
     def tables(self) -> Iterable[Table]:
         """The parts; the tensors on the cuts; parameters of several parts."""
-        if refusal := self.plan().refusal:
-            yield Table(refusal, (), [])
+        of, parts, shared = self.summary(), self._parts(), self._shared()
+        if of["refusal"]:
+            yield Table(of["refusal"], (), [])
             return
-        summary, parts = self.summary(), self._parts()
-        whole = sum(part["flops"] for part in parts)
-        bound = "" if summary["bytes"] == summary["least_bytes"] else (
-            f" (any cut: at least {format_short(summary['least_bytes'], 'B')})"
-        )  # fmt: skip
-        lines = [
+        whole, bound = sum(part["flops"] for part in parts), "≥ " if of["unknown_ops"] else ""
+        rows: list[tuple[Any, ...]] = [
             (
-                part["part"],
-                part["ops"],
-                f"{part['first']} … {part['last']}",
-                ("≥ " if summary["unknown_ops"] else "") + format_short(part["flops"], "FLOP"),
+                *(part[key] for key in ("part", "ops", "first", "last")),
+                bound + format_short(part["flops"], "FLOP"),
                 share_text(part["flops"], whole),
                 format_short(part["parameter_bytes"], "B"),
             )
             for part in parts
         ]
-        columns = ("part", "ops", "from … to", "FLOPs", "share", "parameters")
-        title = f"partition: {format_short(summary['bytes'], 'B')} on the cut{bound}"
-        yield Table(title, columns, lines)
+        least = "the least"
+        if of["bytes"] > of["least_bytes"]:
+            least = f"any cut: at least {format_short(of['least_bytes'], 'B')}"
+        title = f"partition: {format_short(of['bytes'], 'B')} on the cut ({least})"
+        yield Table(title, ("part", "ops", "first", "last", "FLOPs", "share", "parameters"), rows)
         rows = [
-            (row["tensor"], row["from"], ", ".join(map(str, row["to"])),
-             "x".join(map(str, row["shape"])), row["dtype"], row["bytes"])
+            (row["tensor"], f"{row['from']} to {_listed(row['to'])}", _listed(row["shape"], "x"),
+             row["dtype"], row["bytes"])
             for row in self.plan().sent
         ]  # fmt: skip
-        columns = ("tensor", "from part", "to", "shape", "type", "bytes")
-        yield Table(f"partition: {plural(len(rows), 'tensor')} on the cut", columns, rows)
-        if shared := self._shared():
-            shown = [(row["parameter"], ", ".join(map(str, row["parts"])), row["bytes"])
-                     for row in shared]  # fmt: skip
-            title = f"partition: {plural(len(shown), 'parameter')} of several parts"
-            yield Table(title, ("parameter", "parts", "bytes"), shown)
+        title = f"partition: {plural(len(rows), 'tensor')} on the cut"
+        yield Table(title, ("tensor", "parts", "shape", "type", "bytes"), rows)
+        if shared:
+            rows = [(row["parameter"], _listed(row["parts"]), row["bytes"]) for row in shared]
+            title = f"partition: {plural(len(rows), 'parameter')} in several parts"
+            yield Table(title, ("parameter", "parts", "bytes"), rows)
 
 
-def _is_at(pattern: str, op_id: str, module: str) -> bool:
-    return any(fnmatchcase(name, each) for name, each in (
-        (op_id, pattern), (module, pattern), (module, f"{pattern}[./]*")
-    ))  # fmt: skip
+def _listed(numbers: Iterable[int], between: str = ", ") -> str:
+    return between.join(map(str, numbers))
 
 
-def _parameter_bytes(parameters: Iterable[UsedParameter]) -> int:
-    """Return the bytes of parameters, each counted once."""
-    return sum(parameter.bytes for parameter in {*parameters})
+def _bytes_of(facts: Iterable[_Facts]) -> int:
+    """Return the bytes of the parameters of operators, each counted once."""
+    return sum(parameter.bytes for parameter in {p for each in facts for p in each.parameters})
