@@ -14,14 +14,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from amanda.errors import UnsupportedProgramError
 from amanda.state import STATE
-from amanda.tool import vanilla
 from amanda_tools.export.changes import Change, ChangingTool, Exported, Function, Mask, Rounding
 
 __all__ = [
@@ -34,8 +31,6 @@ __all__ = [
     "Rounding",
     "export_model",
 ]
-
-_T = TypeVar("_T")
 
 FORMATS = (".onnx", ".pt2", ".safetensors")
 """Suffixes of files that a model is exported to."""
@@ -68,7 +63,8 @@ def export_model(
 
     Raises:
         UnsupportedProgramError: the exporter refuses the model, the format cannot express a change,
-            the model has changed, or the outputs differ; the message names the first operator.
+            the model has changed, or the outputs differ; the message names the first operator. Or
+            a scope is open.
         AmandaError: the tool is not ready.
         OSError: the file cannot be written. An earlier file is as it was.
     """
@@ -78,23 +74,10 @@ def export_model(
     _check_suffix(target)
     if example_inputs is None:
         raise UnsupportedProgramError(f"{name}: an export needs example inputs of the model")
-
-    def write() -> Exported:
-        exporter = Exporter(
-            name, tool, model, example_inputs, fallback=fallback, op_filter=op_filter
-        )
-        return exporter.write(target)
-
-    return outside_of_scopes(write)
-
-
-def outside_of_scopes(write: Callable[[], _T]) -> _T:
-    """Call a function where no tool of a scope sees what it does."""
-    if not STATE.scopes:
-        return write()
-    # No scope covers a thread that starts here.
-    with vanilla(), ThreadPoolExecutor(1) as pool:
-        return pool.submit(write).result()
+    if STATE.scopes:
+        raise UnsupportedProgramError(f"{name}: a model is exported after the with-block has ended")
+    exporter = Exporter(name, tool, model, example_inputs, fallback=fallback, op_filter=op_filter)
+    return exporter.write(target)
 
 
 def check_target(path: Path) -> None:

@@ -23,8 +23,7 @@ class PartitionOptions:
             module stands for all in it.
         outside: those that have to be in the last part.
         flops: FLOPs of a part, a range of shares such as 0.3-0.7, 0.3- or -0.7, one for all parts
-            or one for each. Without inside, outside and memory half to one and a half times an
-            equal share.
+            or one for each.
         memory: bytes of the parameters of a part, likewise, shares or sizes such as -64MiB.
         export: folder that the parts are written to, when the program has ended.
         format: pt2 or onnx, the files that are written.
@@ -58,10 +57,7 @@ class PartitionOptions:
         Args:
             flops, memory: those of the model.
         """
-        shares = self.flops
-        if not (self.inside or self.outside or self.flops or self.memory):
-            shares = (f"{0.5 / self.parts:f}-{1.5 / self.parts:f}",)
-        return [*zip(self._each(shares, flops), self._each(self.memory, memory), strict=True)]
+        return [*zip(self._each(self.flops, flops), self._each(self.memory, memory), strict=True)]
 
     def _each(self, texts: Sequence[str], whole: int) -> list[Range]:
         found = [_range(text, whole) or (0, math.inf) for text in texts or ("-",)]

@@ -101,11 +101,14 @@ class PartsExporter(Exporter):
     ) -> tuple[Any, list[str], list[str]]:
         """Return a part as a module, and the names of its inputs and outputs, which are tensors."""
         fx = importlib.import_module("torch.fx")
-        own = [node for node in module.graph.nodes if parts.get(node) == part]
-        sources = [source for node in own for source in node.all_input_nodes]
-        others = dict.fromkeys(source for source in sources if parts.get(source) != part)
-        reads = [node for node in others if node.op != "get_attr"]
-        gives = [node for node in own if any(parts.get(user) != part for user in node.users)]
+        nodes = [*module.graph.nodes]
+        needed = {node for node in nodes if parts.get(node) == part}
+        gives = [n for n in nodes if n in needed and any(parts.get(u) != part for u in n.users)]
+        for node in reversed(nodes):
+            if node in needed and parts.get(node, part) == part:
+                needed.update(node.all_input_nodes)
+        used = [node for node in nodes if node in needed]
+        reads = [n for n in used if n.op == "placeholder" or parts.get(n, part) != part]
         for node in (*reads, *gives):
             if not isinstance(node.meta.get("val"), self._torch.Tensor):
                 raise UnsupportedProgramError(
@@ -113,7 +116,7 @@ class PartsExporter(Exporter):
                 )
         graph = fx.Graph()
         copies = {node: graph.placeholder(node.name) for node in reads}
-        for node in (*others, *own):
+        for node in used:
             if node not in copies:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(tuple(copies[node] for node in gives))
@@ -141,17 +144,23 @@ def _is_in_place(node: Any) -> bool:
 
 def _parts_of_nodes(graph: Any, wanted: Mapping[str, int]) -> dict[Any, int]:
     """Return the part of each node that computes: the one that is wanted, or a later one that an
-    input is from; of a node that is not known, the first that it may have."""
+    input is from; of a node that is not known, the first that it may have.
+
+    A constant, such as a range, has none: it is computed in each part that reads it.
+    """
     found: dict[Any, int] = {}
-    for node in graph.nodes:
-        if node.op == "call_function":
-            before = [found[source] for source in node.all_input_nodes if source in found]
+    *nodes, output = graph.nodes
+    for node in nodes:
+        if node.op != "call_function":
+            continue
+        sources = node.all_input_nodes
+        is_random = importlib.import_module("torch").Tag.nondeterministic_seeded in getattr(
+            node.target, "tags", ()
+        )
+        depends = any(source in found or source.op == "placeholder" for source in sources)
+        if node.name in wanted or depends or is_random or output in node.users:
+            before = [found[source] for source in sources if source in found]
             found[node] = max([wanted.get(node.name, 1), *before])
-    for node in reversed([*found]):
-        # One that reads nothing, such as a range, is where it is read.
-        if node.name not in wanted and found.keys().isdisjoint(node.all_input_nodes):
-            behind = [found[user] for user in node.users if user in found]
-            found[node] = min(behind, default=found[node])
     return found
 
 

@@ -15,6 +15,7 @@ from amanda import OpContext
 from amanda.errors import UnsupportedProgramError, close_matches
 from amanda.interface.points import PointContext
 from amanda.results import Table, plural
+from amanda.state import STATE
 from amanda.tools.graph_tracing import GraphTracingTool, TracedTensor
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.call_shapes import plain
@@ -25,7 +26,7 @@ from amanda_tools._operators.parameters import Parameters, UsedParameter
 from amanda_tools._operators.signature import CallShapes, OpSignature
 from amanda_tools._output.units import format_short, share_text
 from amanda_tools._values.shapes import byte_size
-from amanda_tools.export import check_target, outside_of_scopes
+from amanda_tools.export import check_target
 from amanda_tools.export.model_of_run import ModelOfRun
 from amanda_tools.partition.cut import CutOp, CutTensor, cut
 from amanda_tools.partition.options import PartitionOptions
@@ -33,12 +34,19 @@ from amanda_tools.partition.options import PartitionOptions
 
 @attrs.frozen
 class _Facts:
-    """The number of the model's call in which an operator first ran, 0 outside of modules; FLOPs of
-    an execution, None if they are not known; the parameters that it reads."""
+    """What is known of an operator.
+
+    Attributes:
+        call: number of the call of an outermost module in which it first ran; 0 outside of modules.
+        flops: FLOPs of an execution; None if they are not known.
+        parameters: the parameters that it reads.
+        given: its inputs that are no parameters, buffers, variables or constants.
+    """
 
     call: int
     flops: int | None
     parameters: frozenset[UsedParameter]
+    given: Sequence[TracedTensor]
 
 
 @attrs.frozen
@@ -70,6 +78,8 @@ class PartitionTool(PrintingTool[PartitionOptions]):
     name = "partition"
     Options = PartitionOptions
     only_watches = True
+    # Read by `amanda run`: a refusal is its error.
+    needs_end = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -112,8 +122,18 @@ class PartitionTool(PrintingTool[PartitionOptions]):
                 flops = formula.flops(CallShapes(signature, *map(plain, shapes)))
             except LookupError:
                 flops = None
+        inputs = self._tracing.graph.op(op.id).inputs
+        # A parameter may be what an operator has initialised.
+        own = [tensor for i, tensor in enumerate(inputs) if tensor and self._is_given(context, i)]
         parameters = frozenset(self._parameters.used_by(context))
-        self._facts[op.id] = _Facts(self._call, flops, parameters)
+        self._facts[op.id] = _Facts(self._call, flops, parameters, own)
+
+    def _is_given(self, context: OpContext, position: int) -> bool:
+        """Return True if an input is computed in this call, or has no value before the run."""
+        tensor = self._tracing.graph.op(context.get_op_id()).inputs[position]
+        maker = self._facts.get(tensor.producer) if tensor else None
+        is_computed = maker is not None and maker.call == self._call
+        return is_computed or context.get_value(position) is None
 
     # -- the cut ------------------------------------------------------------
 
@@ -137,9 +157,8 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         ops = [CutOp(self._facts[i].flops or 0, self._facts[i].parameters) for i in ids]
         readers: dict[TracedTensor, list[int]] = {}
         for op_id in ids:
-            for tensor in self._tracing.graph.op(op_id).inputs:
-                if tensor is not None and not tensor.is_parameter:
-                    readers.setdefault(tensor, []).append(at[op_id])
+            for tensor in self._facts[op_id].given:
+                readers.setdefault(tensor, []).append(at[op_id])
         specs = {tensor: self._spec(tensor, ids[own[0]]) for tensor, own in readers.items()}
         tensors = {
             tensor: CutTensor(byte_size(specs[tensor]) or 0, at.get(tensor.producer, -1), own)
@@ -225,11 +244,10 @@ class PartitionTool(PrintingTool[PartitionOptions]):
 
         if (plan := self.plan()).refusal:
             raise UnsupportedProgramError(plan.refusal)
-        return outside_of_scopes(
-            lambda: PartsExporter(model, example_inputs).write_parts(
-                Path(folder), f".{format}", plan.part_of
-            )
-        )
+        if STATE.scopes:
+            raise UnsupportedProgramError("partition: a model is exported after the with-block")
+        exporter = PartsExporter(model, example_inputs)
+        return exporter.write_parts(Path(folder), f".{format}", plan.part_of)
 
     def finish_run(self, _: Any) -> None:
         """Export the model that the program has run, if an option asks for it.
