@@ -222,7 +222,7 @@ def test_parts_run_in_processes_of_their_own(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, inputs = of_transformers("vit")
     cut(model, inputs, flops="0.3-").export_parts(model, inputs, tmp_path / "parts")
-    expected = torch.export.export(model, inputs).module()(*inputs)
+    expected = [*torch.export.export(model, inputs).module()(*inputs).values()]
     torch.save((inputs, expected), tmp_path / "values.pt")
     (tmp_path / "check.py").write_text(
         "import torch\nfrom run_parts import run_parts\n"
@@ -258,7 +258,7 @@ def test_cuts_that_cannot_be_are_refused(options: Any, message: str) -> None:
 
 def test_options_that_no_program_could_accept_are_refused() -> None:
     for options in ({"flops": "0.5"}, {"memory": ["-1kB"] * 3}, {"parts": 1}, {"format": "pb"}):
-        with pytest.raises((ValueError, TypeError), match="partition"):
+        with pytest.raises(ValueError, match="|".join(options)):
             PartitionTool(**options)
 
 

@@ -148,17 +148,20 @@ def _parts_of_nodes(graph: Any, wanted: Mapping[str, int]) -> dict[Any, int]:
 
     A constant, such as a range, has none: it is computed in each part that reads it.
     """
+    seeded = importlib.import_module("torch").Tag.nondeterministic_seeded
     found: dict[Any, int] = {}
     *nodes, output = graph.nodes
     for node in nodes:
         if node.op != "call_function":
             continue
         sources = node.all_input_nodes
-        is_random = importlib.import_module("torch").Tag.nondeterministic_seeded in getattr(
-            node.target, "tags", ()
+        is_varying = seeded in getattr(node.target, "tags", ()) or any(
+            source in found
+            or source.op == "placeholder"
+            or (source.op == "get_attr" and node.name in wanted)
+            for source in sources
         )
-        depends = any(source in found or source.op == "placeholder" for source in sources)
-        if node.name in wanted or depends or is_random or output in node.users:
+        if is_varying or output in node.users:
             before = [found[source] for source in sources if source in found]
             found[node] = max([wanted.get(node.name, 1), *before])
     return found
