@@ -188,15 +188,20 @@ class Report:
         Returns the exit status: that of wrong usage if a tool cannot.
         """
         status = 0
-        for named in self.tools if self.rank.number == 0 else ():
-            if finish := pages.method_of(named.tool, "finish_run"):
-                try:
-                    finish(self.op_filter)
-                except Exception as error:
-                    is_told = isinstance(error, (AmandaError, OSError))
-                    self.complain(f"error: {error if is_told else described_error(error)}")
-                    status = WRONG_USAGE
+        for tool in self.tools_with_end:
+            try:
+                tool.finish_run(self.op_filter)
+            except Exception as error:
+                is_told = isinstance(error, (AmandaError, OSError))
+                self.complain(f"error: {error if is_told else described_error(error)}")
+                status = WRONG_USAGE
         return status
+
+    @property
+    def tools_with_end(self) -> list[Any]:
+        """The tools that do something when the program has ended, in the first process only."""
+        tools = [named.tool for named in self.tools if self.rank.number == 0]
+        return [tool for tool in tools if getattr(tool, "needs_end", False)]
 
     @property
     def _has_page(self) -> bool:

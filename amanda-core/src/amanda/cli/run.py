@@ -585,11 +585,22 @@ class Run:
             drivers.covered_frameworks()
         )
         if self._opened.drivers and has_seen:
-            return status or self.report.finish()
+            return status or self._finish_tools()
         self.report.has_driver = False
         if status == 0:
             self.report.error = f"nothing was instrumented: {describe_missing_driver(self._asked)}"
         return status or 2
+
+    def _finish_tools(self) -> int:
+        """Let tools act on the program's objects; returns the exit status.
+
+        The scope, which else ends after the exit functions, ends before: tools run the model.
+        """
+        if not self.report.tools_with_end:
+            return 0
+        with self._own_imports():
+            self._end_scope()
+            return self.report.finish()
 
     def _end_thread(self, show: Callable[[Any], Any], failure: threading.ExceptHookArgs) -> None:
         """Show what has ended a thread. After ``StopRun`` others end at their next operator."""
@@ -622,12 +633,16 @@ class Run:
 
     def _deliver(self, seconds: float) -> None:
         with self._own_imports():
-            try:
-                self._scope.__exit__(None, None, None)
-            except BROKEN as error:
-                complain(f"the scope did not end properly: {described_error(error)}")
+            self._end_scope()
             if self._is_found:
                 self.report.deliver(self._scope.statistics, seconds)
+
+    def _end_scope(self) -> None:
+        try:
+            if self._opened is not None and self._opened.alive:
+                self._scope.__exit__(None, None, None)
+        except BROKEN as error:
+            complain(f"the scope did not end properly: {described_error(error)}")
 
     @contextlib.contextmanager
     def _own_imports(self) -> Iterator[None]:

@@ -15,9 +15,9 @@ arguments of the tool's constructor, and the options of ``amanda run -t NAME:key
         Options = BusyOptions
 
 A tool need not have this base: ``amanda run`` reads the options from the signature of any tool's
-constructor, and uses ``result()``, ``print_summary()``, ``write_files()``, ``tables()``,
-``charts()`` and ``finish_run(op_filter)`` if a tool has them; the last one when the program has
-ended well, before its objects are gone.
+constructor, and uses ``result()``, ``print_summary()``, ``write_files()``, ``tables()`` and
+``charts()`` if a tool has them, and ``finish_run(op_filter)`` when the program has ended well, if
+its ``needs_end`` is true.
 """
 
 from __future__ import annotations

@@ -56,6 +56,8 @@ class TargetingTool(PrintingTool[OptionsT], abc.ABC):
         # Absolute: the program may change the current folder.
         file = self.file_option and getattr(given, self.file_option)
         self._file = Path(file).absolute() if file else None
+        # Read by `amanda run`.
+        self.needs_end = self._file is not None
         if self._file is not None:
             check_target(self._file)
             self.add_inst_for_pass(self._models.note)

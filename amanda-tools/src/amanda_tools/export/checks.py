@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,22 +74,29 @@ def difference(found: Sequence[Any], expected: Sequence[Any], tolerance: float) 
             return None
         if one.equal(other) or not one.numel():
             continue
-        gap = (one.double() - other.double()).abs().max().item()
+        gap = _gap(one, other)
         if not gap <= tolerance * max(1.0, other.double().abs().max().item()):
             return None
         largest = max(largest, gap)
     return largest
 
 
-def run_onnx(model: Any, inputs: Any) -> list[Any]:
-    """Return the outputs of a model, a path or bytes, in ONNX Runtime without its optimizer."""
+def run_onnx(model: Any, inputs: Any, given: Mapping[str, Any]) -> list[Any]:
+    """Return the outputs of a model, a path or bytes, in ONNX Runtime without its optimizer.
+
+    Args:
+        inputs: the first inputs, in order.
+        given: the other ones, by name.
+    """
     torch, ort = importlib.import_module("torch"), importlib.import_module("onnxruntime")
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    values = [value.detach().cpu().numpy() for value in flat(inputs)]
-    names = [value.name for value in session.get_inputs()]
-    found = session.run(None, dict(zip(names, values, strict=True)))
+    names = [value.name for value in session.get_inputs() if value.name not in given]
+    values = {**dict(zip(names, flat(inputs), strict=True)), **given}
+    found = session.run(
+        None, {name: value.detach().cpu().numpy() for name, value in values.items()}
+    )
     return [torch.from_numpy(np.asarray(each)) for each in found]
 
 
@@ -110,55 +117,85 @@ class _Outputs(amanda.Tool):
 
 
 def first_difference(
-    model: Any, inputs: Any, *tools: amanda.Tool, op_filter: Any, program: Any, tolerance: float
+    model: Any, inputs: Any, *tools: amanda.Tool, op_filter: Any, program: Any
 ) -> str:
-    """Return the id of the first operator whose output in a program is another one than under
-    tools, and how large the difference is; "" if there is none.
+    """Return the id of the first operator whose output in a program of torch.export is another one
+    than under tools, and how large the difference is; "" if there is none.
 
     Args:
         model, inputs, tools, op_filter: as for :func:`outputs_under`.
-        program: of torch.export, or a model of ONNX.
-        tolerance: as for :func:`difference`.
+        program: the program.
     """
     expected = _Outputs()
     outputs_under(model, inputs, *tools, expected, op_filter=op_filter)
-    aligned = amanda.align(model, inputs, program)
-    # A node of several operators computes the outputs of the last one.
-    last = {found.nodes[-1]: op_id for op_id, found in aligned.items() if found.nodes}
-    is_onnx = not hasattr(program, "module")
-    values = (_values_in_onnx if is_onnx else _values_in_graph)(program, inputs, {*last})
-    for node, op_id in last.items():
-        one, other = values.get(node), expected.values.get(op_id)
-        if one is None or other is None or one.shape != other.shape:
-            continue
-        if difference([one], [other], tolerance) is None:
-            gap = (one.double() - other.double()).abs().max().item()
-            return f"{op_id}, by {gap:.2g}"
+    values = _values_in_graph(program, inputs)
+    for op_id, found in amanda.align(model, inputs, program).items():
+        one = values.get(found.nodes[-1]) if found.nodes else None
+        other = expected.values.get(op_id)
+        is_known = one is not None and other is not None and one.shape == other.shape
+        if is_known and not one.equal(other):
+            return f"{op_id}, by {_gap(one, other):.2g}"
     return ""
 
 
-def _values_in_graph(program: Any, inputs: Any, names: set[str]) -> dict[str, Any]:
-    """Return the values of nodes of a program of torch.export."""
+def first_difference_in_onnx(
+    model: Any, inputs: Any, program: Any, exported: Any, tolerance: float
+) -> str:
+    """Return the first operator that ONNX Runtime computes otherwise than a program of
+    torch.export from the same inputs, and how large the difference is; "" if there is none.
+
+    Each node gets what the program has computed, so that differences do not add up: rounding to
+    integers would enlarge them. A runtime divides by a scale, where the program multiplies by its
+    reciprocal, which rounds a few values to the next integer.
+
+    Args:
+        model, inputs: what is exported.
+        program: the program.
+        exported: the model of ONNX.
+        tolerance: as for :func:`difference`.
+    """
+    onnx = importlib.import_module("onnx")
+    values, changed, made = _values_in_graph(program, inputs), onnx.ModelProto(), dict[str, str]()
+    changed.CopyFrom(exported)
+    graph = changed.graph
+    for node in graph.node:
+        for i, name in enumerate(node.output):
+            if name in values:
+                node.output[i] = made[name] = f"{name}/made"
+    del graph.output[:], graph.value_info[:]
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in made.values())
+    given = {name: values[name] for name in made}
+    kinds = {
+        name: onnx.helper.np_dtype_to_tensor_dtype(v.numpy().dtype) for name, v in given.items()
+    }
+    graph.input.extend(
+        onnx.helper.make_tensor_value_info(name, kinds[name], v.shape) for name, v in given.items()
+    )
+    found = run_onnx(changed.SerializeToString(), inputs, given)
+    for name, one in zip(made, found, strict=True):
+        rounded = int((one != given[name]).sum()) if name.startswith("dequantize") else one.numel()
+        if difference([one], [given[name]], tolerance) is None and rounded > one.numel() / 1000 + 1:
+            aligned = amanda.align(model, inputs, program).items()
+            where = next((op_id for op_id, op in aligned if name in op.nodes), name)
+            return f"{where}, by {_gap(one, given[name]):.2g}"
+    return ""
+
+
+def _gap(one: Any, other: Any) -> float:
+    return float((one.double() - other.double()).abs().max())
+
+
+def _values_in_graph(program: Any, inputs: Any) -> dict[str, Any]:
+    """Return the floating-point values of nodes of a program of torch.export."""
     module, values = program.module(), dict[str, Any]()
     fx = importlib.import_module("torch.fx")
 
     class Keeping(fx.Interpreter):  # type: ignore[name-defined,misc]
         def run_node(self, n: Any) -> Any:
             found = super().run_node(n)
-            if n.name in names and hasattr(found, "detach"):
+            if n.op == "call_function" and hasattr(found, "detach") and found.is_floating_point():
                 values[n.name] = found.detach().clone()
             return found
 
     Keeping(module).run(*leaves_of(inputs))
     return values
-
-
-def _values_in_onnx(model: Any, inputs: Any, names: set[str]) -> dict[str, Any]:
-    """Return the first outputs of nodes of a model of ONNX."""
-    onnx = importlib.import_module("onnx")
-    given, count = onnx.ModelProto(), len(model.graph.output)
-    given.CopyFrom(model)
-    own = {node.name: node.output[0] for node in given.graph.node if node.name in names}
-    given.graph.output.extend(onnx.ValueInfoProto(name=name) for name in own.values())
-    found = run_onnx(given.SerializeToString(), inputs)
-    return dict(zip(own, found[count:], strict=True))

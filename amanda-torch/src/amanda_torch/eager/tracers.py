@@ -209,7 +209,8 @@ class Tracers:
             self._said_unchanged = True
             _internals.warn_program(
                 f"torch.export records the model without the changes of {', '.join(named)}; "
-                "tool.export_model(model, example_inputs, path) writes it with them"
+                "after the with-block tool.export_model(model, example_inputs, path) writes it "
+                "with them"
             )
 
     @contextmanager
