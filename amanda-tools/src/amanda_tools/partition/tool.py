@@ -119,12 +119,13 @@ class PartitionTool(PrintingTool[PartitionOptions]):
             specs = op.tensors.inputs or (), op.tensors.outputs or ()
             shapes = [[spec and spec.shape for spec in own] for own in specs]
             try:
-                flops = formula.flops(CallShapes(signature, *map(plain, shapes)))
+                inputs, outputs = map(plain, shapes)
+                flops = formula.flops(CallShapes(signature, inputs, outputs))
             except LookupError:
                 flops = None
-        inputs = self._tracing.graph.op(op.id).inputs
+        read = self._tracing.graph.op(op.id).inputs
         # A parameter may be what an operator has initialised.
-        own = [tensor for i, tensor in enumerate(inputs) if tensor and self._is_given(context, i)]
+        own = [tensor for i, tensor in enumerate(read) if tensor and self._is_given(context, i)]
         parameters = frozenset(self._parameters.used_by(context))
         self._facts[op.id] = _Facts(self._call, flops, parameters, own)
 
