@@ -173,7 +173,7 @@ def _places(
         flops, memory = row.flops[ends] - row.flops[begin], row.memory(begin)
         # Less than a byte in sum.
         evenness = (flops / max(row.flops[-1], 1)) ** 2 / 2
-        for part in np.flatnonzero(np.isfinite(best[:parts, begin])):
+        for part in map(int, np.flatnonzero(np.isfinite(best[:parts, begin]))):
             low, high = np.transpose(limits[part])
             is_within = (low[0] <= flops) & (flops <= high[0])
             is_within &= (low[1] <= memory) & (memory <= high[1])

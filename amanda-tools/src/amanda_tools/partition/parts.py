@@ -73,7 +73,8 @@ class PartsExporter(Exporter):
         """
         *_, output = module.graph.nodes
         inputs = [node.name for node in module.graph.nodes if node.op == "placeholder"]
-        given = leaves_of((self._args, self._kwargs or {}))
+        kwargs: Any = self._kwargs or {}
+        given = leaves_of((self._args, kwargs))
         values, rows = dict(zip(inputs, given, strict=True)), list[dict[str, Any]]()
         parts = _parts_of_nodes(module.graph, wanted)
         for number in sorted({*parts.values()}):
@@ -88,7 +89,7 @@ class PartsExporter(Exporter):
                 "parameters": [name for name, _ in part.named_parameters()],
             })  # fmt: skip
         names = [getattr(each, "name", None) for each in leaves_of(output.args[0])]
-        expected = checks.flat(module(*self._args, **self._kwargs or {}))
+        expected = checks.flat(module(*self._args, **kwargs))
         tolerance = 2e-6 if suffix == ".onnx" else 0.0
         results = [values[name] for name in names if name is not None]
         if checks.difference(results, expected, tolerance) is None:
@@ -134,7 +135,7 @@ class PartsExporter(Exporter):
         with self._refusing("torch.onnx"):
             torch.onnx.export(program, args, path, dynamo=True, verbose=False)
         with self._refusing("ONNX Runtime"):
-            return checks.run_onnx(str(path), args)
+            return checks.run_onnx(str(path), args, {})
 
 
 def _is_in_place(node: Any) -> bool:
