@@ -219,6 +219,17 @@ def test_repeated_modules_are_named_by_what_differs() -> None:
         assert names(found, "repeat") == [f"Net/{expected}"]
 
 
+def test_equal_modules_of_other_parts_of_a_model_stand_by_themselves() -> None:
+    """The graph shows where `partition` cuts, as a share of operators in later parts."""
+    ops = [op(f"Net.{i}/mm:0", f"{i}", "mm", parts_before=i // 2, parts_but_one=1)
+           for i in range(4)]  # fmt: skip
+    found = model({"ops": ops})
+    assert names(found, "repeat") == ["Net/0 … 1", "Net/2 … 3"]
+    assert [node[-2] for node in found.data()["nodes"] if node[1] == "op"] == [
+        [[i // 2, 1]] for i in range(4)
+    ]
+
+
 def test_what_is_saved_for_the_backward_pass_is_shown_where_something_is() -> None:
     """A column of zeros, as of TensorFlow, which does not say what it saves, is left out."""
     rows = [{"id": f"N.a/f:{i}", "type": "f", "module": "a", "flops": 1} for i in range(2)]

@@ -25,6 +25,7 @@ def amanda_register_tools() -> Mapping[str, str]:
         "inject": "amanda_tools.inject:InjectTool",
         "kernels": "amanda_tools.kernels:KernelsTool",
         "nan": "amanda_tools.nan:NanTool",
+        "partition": "amanda_tools.partition:PartitionTool",
         "path": "amanda_tools.path:PathTool",
         "profile": "amanda_tools.profile:ProfileTool",
         "prune": "amanda_tools.prune:PruneTool",

@@ -32,11 +32,13 @@ class UsedParameter:
         number: identifies it within one :class:`Parameters`.
         size: number of elements.
         bytes: bytes of the elements.
+        name: its path where it was read first; "" without one.
     """
 
     number: int
     size: int
     bytes: int
+    name: str = attrs.field(default="", eq=False)
 
 
 class Parameters:
@@ -87,11 +89,13 @@ class Parameters:
             value = context.get_value(position)
             if value is None:
                 return ()
-            self._variables[key] = self._new_parameter(value)
+            self._variables[key] = self._new_parameter(value, context, position)
         return (self._variables[key],)
 
-    def _new_parameter(self, value: Any) -> UsedParameter:
-        parameter = UsedParameter(self._count, element_count(value) or 0, byte_size(value) or 0)
+    def _new_parameter(self, value: Any, context: OpContext, position: int) -> UsedParameter:
+        sizes = element_count(value) or 0, byte_size(value) or 0
+        name = context.get_parameter_name(position) or ""
+        parameter = UsedParameter(self._count, *sizes, name)
         self._count += 1
         return parameter
 
@@ -101,13 +105,13 @@ class Parameters:
         if reference is not None and reference() is value:
             return self._known[id(value)]
         if _is_torch_parameter(value):
-            parameter = self._new_parameter(value)
+            parameter = self._new_parameter(value, context, position)
         else:
             # A driver that gives values of variables makes a new object at each reading.
             place = context.get_op_id(), position
             found = self._by_input.get(place)
             if found is None or found.size != element_count(value):
-                found = self._by_input[place] = self._new_parameter(value)
+                found = self._by_input[place] = self._new_parameter(value, context, position)
             parameter = found
         try:
             reference = Reference(value, nothing)

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import attrs
 
 from amanda.tools.reporting import type_names
-from amanda_tools._bases.options import require
+from amanda_tools._bases.options import amount_of, require
 from amanda_tools._bases.phases import PhaseOptions
-
-_UNITS = {"": 1, "b": 1}
-"""Bytes by unit: kB and the like are powers of 1000, KiB and the like of 1024."""
-
-_UNITS |= {f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)}
-_UNITS |= {f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)}
-
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*")
 
 
 @attrs.frozen(kw_only=True)
@@ -38,12 +29,10 @@ class RematOptions(PhaseOptions):
     exclude: Sequence[str] = attrs.field(default=(), converter=type_names)
 
     def __attrs_post_init__(self) -> None:
-        match = _SIZE.fullmatch(self.budget)
-        known = bool(match) and match is not None and match[2].lower() in _UNITS
         require(
             {
                 f"budget={self.budget} is neither a size such as 512MiB nor a share such as 0.5": (
-                    known and self.to_bytes(1 << 62) > 0
+                    bool(amount_of(self.budget, 1 << 62))
                 )
             },
             "remat",
@@ -51,9 +40,4 @@ class RematOptions(PhaseOptions):
 
     def to_bytes(self, saved: int) -> int:
         """Return the limit in bytes, where `saved` bytes are kept without the tool."""
-        match = _SIZE.fullmatch(self.budget)
-        assert match is not None
-        number, unit = float(match[1]), match[2].lower()
-        if not unit and "." in match[1] and number <= 1:
-            return int(number * saved)
-        return int(number * _UNITS[unit])
+        return amount_of(self.budget, saved) or 0

@@ -62,6 +62,7 @@ class Figure:
 
 
 FIGURES = (
+    Figure("parts_before", "in later parts", "%", over="parts_but_one"),
     Figure("flops", "FLOPs", "FLOP", per_step=True),
     Figure("seconds", "time", "s", per_step=True),
     Figure("params", "parameters"),
@@ -72,7 +73,7 @@ FIGURES = (
 )
 """What a page can show of operators and modules, in order."""
 
-_OF_OPS = {figure.key for figure in FIGURES} - {"not_finite"}
+_OF_OPS = {figure.key for figure in FIGURES} - {"not_finite"} | {"parts_but_one"}
 """Keys of the rows of operators that are figures."""
 
 

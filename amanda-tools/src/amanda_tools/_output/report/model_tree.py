@@ -408,7 +408,8 @@ def _divide(root: TreeNode) -> None:
         shape = node.shape if node.op is not None else ""
         content = tuple(signatures[id(child)] for child in node.children)
         names = tuple(_DIGITS.sub("#", child.name) for child in node.children)
-        signature = (node.kind, node.type, shape, len(node.ops), names, content)
+        part = None if node.op is None else node.op.values.get("parts_before")
+        signature = (node.kind, node.type, shape, len(node.ops), part, names, content)
         signatures[id(node)] = known.setdefault(signature, len(known))
         if node.kind in ("root", "module"):
             node.children = list(_repeats(node.children, signatures))

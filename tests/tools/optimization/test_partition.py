@@ -1,0 +1,307 @@
+"""``partition``: the cut with the fewest bytes within limits, and parts that run on their own."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from amanda.errors import UnsupportedProgramError
+from amanda_tools._operators.parameters import UsedParameter
+from amanda_tools.partition import PartitionTool
+from amanda_tools.partition.cut import CutOp, CutTensor
+from amanda_tools.partition.cut import cut as cut_graph
+from tests.packaging.environments import ROOT
+from tests.running import run_python
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+HAS_ONNX = all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime")))
+ONNX = pytest.param("onnx", marks=pytest.mark.skipif(not HAS_ONNX, reason="needs ONNX"))
+FREE = (0.0, math.inf)
+
+# -- the cut, against all cuts ------------------------------------------------
+
+
+@attrs.define(slots=False)
+class Problem:
+    """Six operators with random tensors between them: in a row, if there are limits."""
+
+    seed: int
+    flops: Sequence[tuple[float, float]]
+
+    def __attrs_post_init__(self) -> None:
+        draw, count = random.Random(self.seed), 6
+        self.ops = [
+            CutOp(draw.randint(1, 9), frozenset({UsedParameter(draw.randint(0, 4), 1, 8)}))
+            for _ in range(count)
+        ]
+        self.first, self.last = [draw.randrange(3)], [draw.randrange(3, 6)]
+        self.tensors = [CutTensor(5, -1, range(count))]
+        for maker in range(-1, count - 1):
+            readers = {*draw.choices(range(maker + 1, count), k=2)}
+            readers |= set() if FREE in self.flops else {maker + 1}
+            self.tensors.append(CutTensor(draw.randint(1, 99), maker, sorted(readers)))
+
+    def cut(self) -> tuple[list[int], int]:
+        limits = [(own, FREE) for own in self.flops]
+        return cut_graph(self.ops, self.tensors, self.first, self.last, limits)
+
+    def cost(self, parts: Sequence[int]) -> float:
+        """The bytes over the cuts; infinite for what is not allowed."""
+        sums = [0] * len(self.flops)
+        for op, part in zip(self.ops, parts, strict=True):
+            sums[part] += op.flops
+        is_allowed = parts[self.first[0]] == 0 and parts[self.last[0]] == len(self.flops) - 1
+        for of, (low, high) in zip(sums, self.flops, strict=True):
+            is_allowed &= of > 0 and low <= of <= high
+        cost = 0
+        for tensor in self.tensors:
+            begin = parts[tensor.maker] if tensor.maker >= 0 else 0
+            behind = [parts[reader] for reader in tensor.readers]
+            is_allowed &= min(behind) >= begin
+            cost += tensor.size * (max(behind) - begin)
+        return cost if is_allowed else math.inf
+
+
+@pytest.mark.parametrize("limits", [[FREE] * 2, [(9, math.inf)] * 2, [(0, 20)] * 3])
+def test_the_cut_is_the_best_of_all(limits: Any) -> None:
+    """Of any graph in two parts without limits, else of operators in a row; it is refused where
+    there is none. What is told as the least is no more."""
+    costs = []
+    for seed in range(20):
+        problem = Problem(seed, limits)
+        every = itertools.product(range(len(limits)), repeat=6)
+        costs.append(min(map(problem.cost, every)))
+        if costs[-1] == math.inf:
+            with pytest.raises(UnsupportedProgramError, match="partition: "):
+                problem.cut()
+            continue
+        parts, least = problem.cut()
+        assert least <= problem.cost(parts) == costs[-1]
+        assert FREE not in limits or least == costs[-1]
+    assert min(costs) < math.inf
+    assert (math.inf in costs) == (FREE not in limits)
+
+
+# -- models ---------------------------------------------------------------------
+
+
+class Branches(nn.Module):
+    """Has a skip connection, a tied weight, and an input that its end reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.wide = nn.Linear(8, 4, bias=False), nn.Linear(4, 64)
+        self.narrow, self.head = nn.Linear(64, 4), nn.Linear(4, 8)
+        self.head.weight = nn.Parameter(self.stem.weight.t().detach().clone())
+        self.again = self.stem
+
+    def forward(self, x: Any, scale: Any) -> Any:
+        x = self.stem(x)
+        y = self.narrow(self.wide(x).relu())
+        return self.again(self.head(x + y)) * scale, y
+
+
+def inputs_of_branches() -> tuple[Any, Any]:
+    torch.manual_seed(1)
+    return torch.rand(2, 8), torch.rand(2, 1)
+
+
+def cnn() -> tuple[nn.Module, Any]:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(100, 10), nn.ReLU(), nn.Linear(10, 3),
+    )  # fmt: skip
+    return model, (torch.rand(2, 3, 16, 16),)
+
+
+def branches() -> tuple[nn.Module, Any]:
+    return Branches(), inputs_of_branches()
+
+
+def of_transformers(name: str) -> tuple[nn.Module, Any]:
+    import tests.torchvision_ops  # noqa: F401 - before transformers
+
+    transformers = pytest.importorskip("transformers")
+    if name == "gpt2":
+        config = transformers.GPT2Config(
+            n_layer=2, n_embd=32, n_head=2, vocab_size=50, use_cache=False, bos_token_id=0,
+            eos_token_id=0,
+        )  # fmt: skip
+        return transformers.GPT2LMHeadModel(config), {"input_ids": torch.arange(8)[None]}
+    if name == "resnet":
+        config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
+        return transformers.ResNetModel(config), (torch.rand(1, 3, 32, 32),)
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        image_size=32, patch_size=8,
+    )  # fmt: skip
+    return transformers.ViTModel(config), (torch.rand(2, 3, 32, 32),)
+
+
+def cut(model: Any, inputs: Any, **options: Any) -> PartitionTool:
+    """The tool, which has run a model."""
+    tool = PartitionTool(**options)
+    with amanda.apply(tool), torch.no_grad():
+        model.eval()
+        model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+    return tool
+
+
+def test_what_crosses_the_cut_is_told() -> None:
+    """A tensor with two readers counts once; inputs that a later part reads, and parameters that
+    both parts read, are named."""
+    model, inputs = branches()
+    found = cut(model, inputs, inside="Branches.stem/linear:0", outside="wide").result()
+    assert [(row["tensor"], row["bytes"]) for row in found["tensors"]] == [
+        ("Branches.stem/linear:0[0]", 32),
+        ("input of Branches/mul:0", 8),
+    ]
+    assert found["summary"]["bytes"] == found["summary"]["least_bytes"] == 40
+    assert [(part["ops"], part["parameter_bytes"]) for part in found["parts"]] == [
+        (1, 128), (7, 128 + 128 + 32 + 1280 + 1040),
+    ]  # fmt: skip
+    assert [row["parameter"] for row in found["shared_parameters"]] == ["stem.weight"]
+    assert found["parts"][0]["flops"] == 2 * 2 * 8 * 4
+    parts = {row["id"]: (row["part"], row["sent_bytes"]) for row in found["ops"]}
+    assert parts["Branches.stem/linear:0"] == (1, 32)
+    assert parts["Branches.stem#1/linear:0"] == (2, 0)
+
+
+def test_limits_of_flops_and_of_memory_hold() -> None:
+    model, inputs = cnn()
+    of = cut(model, inputs, parts=3, flops="0.01-0.9").result()["parts"]
+    shares = [part["flops"] / sum(p["flops"] for p in of) for part in of]
+    assert all(0.01 <= share <= 0.9 for share in shares)
+    first, _ = cut(model, inputs, memory=["-1kB", "-"]).result()["parts"]
+    assert 0 < first["parameter_bytes"] <= 1000
+
+
+@pytest.mark.parametrize("format", ["pt2", ONNX])
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (cnn, {"parts": 3, "flops": "0.01-"}),
+        (branches, {"outside": "narrow"}),
+        (lambda: of_transformers("vit"), {"outside": "pooler"}),
+        (lambda: of_transformers("gpt2"), {"flops": "0.3-"}),
+        (lambda: of_transformers("resnet"), {}),
+    ],
+)
+def test_parts_compute_what_the_model_does(
+    make: Callable[[], Any], options: Any, format: str, tmp_path: Path
+) -> None:
+    """The export compares them; the model is as before, and the parts exchange what is told."""
+    torch.manual_seed(0)
+    model, inputs = make()
+    tool = cut(model, inputs, **options)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    written = tool.export_parts(model, inputs, tmp_path / "parts", format=format)
+    about = json.loads((tmp_path / "parts/parts.json").read_text())
+    assert [path.name for path in written[:-1]] == [part["file"] for part in about["parts"]]
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    sent = {row["bytes"] for row in tool.result()["tensors"]}
+    later = {of["bytes"] for part in about["parts"][1:] for of in part["inputs"].values()}
+    assert later == sent
+
+
+def test_parts_run_in_processes_of_their_own(tmp_path: Path) -> None:
+    """The example's runner gives the bits of the whole exported program."""
+    torch.manual_seed(0)
+    model, inputs = of_transformers("vit")
+    cut(model, inputs, flops="0.3-").export_parts(model, inputs, tmp_path / "parts")
+    expected = [*torch.export.export(model, inputs).module()(*inputs).values()]
+    torch.save((inputs, expected), tmp_path / "values.pt")
+    (tmp_path / "check.py").write_text(
+        "import torch\nfrom run_parts import run_parts\n"
+        "if __name__ == '__main__':\n"
+        "    inputs, expected = torch.load('values.pt')\n"
+        "    found = run_parts('parts', *inputs)\n"
+        "    print(all(a.equal(b) for a, b in zip(found, expected, strict=True)))\n"
+    )
+    path = {"PYTHONPATH": str(ROOT / "amanda-tools/examples")}
+    assert run_python("check.py", cwd=tmp_path, env=path, check=True).stdout == "True\n"
+
+
+# -- bad input --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"inside": "stm"}, r"inside=stm is no module and no op of the model; did you mean stem\?"),
+        ({"inside": "stem", "outside": "*/linear:0"}, "is one of the last part, or reads"),
+        ({"inside": "narrow", "outside": "stem"}, "is one of the last part, or reads"),
+        ({"flops": "0.99-"}, "no cut into 2 parts is within the limits"),
+        ({"parts": 9}, "no cut into 9 parts"),
+    ],
+)
+def test_cuts_that_cannot_be_are_refused(options: Any, message: str) -> None:
+    tool = cut(*branches(), **options)
+    assert re.search(message, tool.result()["summary"]["refusal"])
+    with pytest.raises(UnsupportedProgramError, match=message) as caught:
+        tool.export_parts(*branches(), "parts")
+    assert "\n" not in str(caught.value)
+
+
+def test_options_that_no_program_could_accept_are_refused() -> None:
+    for options in ({"flops": "0.5"}, {"memory": ["-1kB"] * 3}, {"parts": 1}, {"format": "pb"}):
+        with pytest.raises(ValueError, match="|".join(options)):
+            PartitionTool(**options)
+
+
+def test_exports_that_cannot_be_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+    model, inputs = branches()
+    tool, folder = cut(model, inputs, outside="narrow"), tmp_path / "parts"
+    other = Branches().eval()
+    other.narrow = nn.Sequential(other.narrow, nn.Tanh())  # type: ignore[assignment]
+    for given, message in (
+        ((other, inputs), "the model has changed"),
+        ((model, None), "needs example inputs"),
+        ((lambda x: x, inputs), "only models of PyTorch"),
+        ((nn.Sequential(), inputs), "torch.export refuses|has run under the tool"),
+    ):
+        with pytest.raises(UnsupportedProgramError, match=message):
+            tool.export_parts(*given, folder)
+        assert [*tmp_path.iterdir()] == []
+    folder.write_text("")
+    with pytest.raises(OSError, match="parts"):
+        tool.export_parts(model, inputs, folder)
+    with pytest.raises(UnsupportedProgramError, match="no forward pass"):
+        PartitionTool().export_parts(model, inputs, tmp_path)
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    """The model of the program is exported at its end; what cannot be is one line, and status 2."""
+    (tmp_path / "net.py").write_text(
+        "import torch\nmodel = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])\n"
+        "with torch.no_grad():\n    model(torch.ones(1, 8))\n"
+    )
+
+    def run(options: str) -> Any:
+        words = "-m", "amanda", "run", "-t", f"partition:{options}", "-o", "out", "--", "net.py"
+        return run_python(*words, cwd=tmp_path)
+
+    done = run("outside=3,export=parts")
+    assert done.returncode == 0, done.stderr
+    assert "partition: 32 B on the cut" in done.stdout
+    assert {path.name for path in (tmp_path / "parts").iterdir()} == {
+        "part1.pt2", "part2.pt2", "parts.json",
+    }  # fmt: skip
+    for options in ("inside=7,export=other", "outside=3,export=net.py", "flops=1.0-"):
+        done = run(options)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert not (tmp_path / "other").exists()
