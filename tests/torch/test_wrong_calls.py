@@ -98,19 +98,25 @@ def _outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any,
 def test_patched_functions_raise_the_errors_of_pytorch() -> None:
     """A patched function that is called with wrong arguments raises what it raises of itself: the
     same type and message, in the same context, after the same warnings."""
-    differing = []
-    for (where, attribute), owner in _patched().items():
-        for args, kwargs in _wrong_arguments(where):
-            outcomes = []
+    calls = [
+        (owner, attribute, *arguments)
+        for (where, attribute), owner in _patched().items()
+        for arguments in _wrong_arguments(where)
+    ]
+    outcomes = []
+    for scope in (contextlib.nullcontext, contextlib.nullcontext, lambda: applied(Identity())):
+        with scope():
             # From one line, which warnings name.
-            for tools in ([], [], [Identity()]):
-                with applied(*tools) if tools else contextlib.nullcontext():
-                    outcomes.append(_outcome(getattr(owner, attribute), args, kwargs))
-            # Some things are told once only.
-            if outcomes[0] == outcomes[1] != outcomes[2]:
-                differing.append((where, attribute, args, kwargs, *outcomes[1:]))
+            outcomes.append(
+                [_outcome(getattr(owner, name), *given) for owner, name, *given in calls]
+            )
     assert len(_patched()) > 20
-    assert differing == []
+    assert [
+        (call, expected, found)
+        for call, first, expected, found in zip(calls, *outcomes, strict=True)
+        # Some things are told once only.
+        if first == expected != found
+    ] == []
 
 
 @pytest.mark.usefixtures("interceptor")
