@@ -102,8 +102,7 @@ MEDIAN, WORST = {"gate": 1.22}, {"gate": 1.40}
 """The goals of a routine on every operator of the 25 architectures."""
 
 SLOW = "bert-base-b2-64-train"
-"""Takes a second a step, in which the way to an operator is lost: without the mode and peers, an
-hour."""
+"""Takes a second a step, in which the way to an operator is lost: no mode, no peers."""
 
 
 def through(choice: str, scope: Scope, variable: str = VARIABLE) -> Scope:
