@@ -24,11 +24,8 @@ _LEFT_OUT = {
     # It puts on the stack of modes whatever it is given.
     "set_torch_function_mode_stack",
     # Not functions, or none of PyTorch's.
-    "is_on",
-    "native",
-    "start",
-    "weakref",
-}
+    "is_on", "native", "start", "weakref",
+}  # fmt: skip
 _REPORTED = {"HigherOrderOperator"}
 """PyTorch reports the first argument to a mode before it looks at it."""
 
@@ -96,21 +93,20 @@ def _outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any,
 
 @pytest.mark.usefixtures("interceptor")
 def test_patched_functions_raise_the_errors_of_pytorch() -> None:
-    """A patched function that is called with wrong arguments raises what it raises of itself: the
-    same type and message, in the same context, after the same warnings."""
-    differing = []
-    for (where, attribute), owner in _patched().items():
-        for args, kwargs in _wrong_arguments(where):
-            outcomes = []
+    """Wrong calls of a patched function raise its own errors, in context, after its warnings."""
+    calls = [
+        (owner, attribute, *arguments)
+        for (where, attribute), owner in _patched().items()
+        for arguments in _wrong_arguments(where)
+    ]
+    outcomes = []
+    for scope in (contextlib.nullcontext, contextlib.nullcontext, lambda: applied(Identity())):
+        with scope():
             # From one line, which warnings name.
-            for tools in ([], [], [Identity()]):
-                with applied(*tools) if tools else contextlib.nullcontext():
-                    outcomes.append(_outcome(getattr(owner, attribute), args, kwargs))
-            # Some things are told once only.
-            if outcomes[0] == outcomes[1] != outcomes[2]:
-                differing.append((where, attribute, args, kwargs, *outcomes[1:]))
+            outcomes += [[_outcome(getattr(o, name), *given) for o, name, *given in calls]]
     assert len(_patched()) > 20
-    assert differing == []
+    # Some things are told once only.
+    assert [one for one in zip(calls, *outcomes, strict=True) if one[1] == one[2] != one[3]] == []
 
 
 @pytest.mark.usefixtures("interceptor")

@@ -399,8 +399,9 @@ class Dispatcher:
             if state.actions:
                 record.sort(scope.tools)
         record.note_analysed(point)
-        left = record.redo.pop(point, set()) - (only or set())
-        if left and only is not None:
+        if only is None or not (left := record.redo.get(point, set()) - only):
+            record.redo.pop(point, None)
+        else:
             record.redo[point] = left
         self.analysed += point in _BACKWARD
 
@@ -433,12 +434,12 @@ class OpExecution:
         self._call = call
         self._scopes = scopes
         self._later = later
-        self._records: list[OpRecord] = []
-        self._redo: list[Mapping[InstPoint, set[Owner]]] = []
-        self._actions: list[Actions] = []
+        # For each scope its record, the tools that had to analyse again, by point, and the actions
+        # before the operator.
+        self._begun: list[tuple[OpRecord, Mapping[InstPoint, set[Owner]], Actions]] = []
         self._is_new = True
         tool_locked(self._analyse_before)
-        self.plan = compile_plan(call.op_id, scopes, self._actions)
+        self.plan = compile_plan(call.op_id, scopes, [actions for *_, actions in self._begun])
 
     def sees_outputs(self) -> bool:
         """True if there are analyses of the outputs, which may record further actions."""
@@ -451,7 +452,7 @@ class OpExecution:
         """Run the analyses of the outputs; return the complete plan."""
         shown = self._dispatcher.unboxed(outputs)
         actions = tool_locked(self._analyse_after, shown)
-        if actions != self._actions:
+        if actions != [begun for *_, begun in self._begun]:
             self.plan = compile_plan(self._call.op_id, self._scopes, actions)
         return self.plan
 
@@ -468,16 +469,13 @@ class OpExecution:
                 self._is_new = False
             redo = {point: set(tools) for point, tools in record.redo.items()}
             self._analyse(scope, record, InstPoint.BEFORE_FORWARD_OP, None, redo)
-            self._records.append(record)
-            self._redo.append(redo)
             # Copied under the lock: another thread may drop actions while the operator runs.
-            self._actions.append(dict(record.state.actions))
+            self._begun.append((record, redo, dict(record.state.actions)))
 
     def _analyse_after(self, shown: Sequence[Any]) -> list[Actions]:
         """Run the analyses of the outputs; return the actions of this execution."""
         found = []
-        parts = zip(self._scopes, self._records, self._redo, self._actions, strict=True)
-        for scope, record, redo, begun in parts:
+        for scope, (record, redo, begun) in zip(self._scopes, self._begun, strict=True):
             self._analyse(scope, record, InstPoint.AFTER_FORWARD_OP, shown, redo)
             found.append(record.actions_with(begun, scope.tools))
         return found

@@ -270,16 +270,14 @@ class PassRecorder(Tool):
         context.insert_after_op(self._after, op=op)
 
     def _thread_of(self, runs_at_once: bool) -> int:
-        """Return the thread whose pass an execution belongs to, and end those of ended threads.
+        """Return the thread whose pass an execution belongs to.
 
         In the framework's own threads, such as those of a graph's operators, it is the one in which
         the program ran an operator last.
         """
-        current, running = threading.get_ident(), {t.ident for t in threading.enumerate()}
-        if runs_at_once and current in running:
+        current = threading.get_ident()
+        if runs_at_once and any(thread.ident == current for thread in threading.enumerate()):
             self._latest = current
-            for thread in self._passes.keys() - running:
-                self._finish(thread)
         return self._latest
 
     def _before(self, *tensors: Any, op: RecordedOp) -> None:
@@ -297,6 +295,8 @@ class PassRecorder(Tool):
             self._finish(thread)
             running = None
         if running is None:
+            for ended in self._passes.keys() - {one.ident for one in threading.enumerate()}:
+                self._finish(ended)
             running = self._passes[thread] = RecordedPass(self.labels)
         execution = RecordedExecution(op, [], [], [])
         if op.runs_at_once:

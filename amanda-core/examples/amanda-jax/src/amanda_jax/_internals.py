@@ -1,4 +1,4 @@
-"""The private symbols of JAX and Flax that the driver needs, seen in JAX 0.10.2, Flax 0.12.8.
+"""The private symbols of JAX 0.10 and 0.11 and of Flax 0.12 that the driver needs.
 
 Every operator ends in ``Primitive.bind_with_trace(trace, ...)``. A trace computes values, or stages
 them out for a compiler, or transforms: then it has a parent, and its values are in boxes (tracers).
@@ -8,7 +8,7 @@ A jitted function is compiled code behind a cache in C++, whose misses come to P
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -80,6 +80,15 @@ def compiled(inferred: Any, args: Sequence[Any]) -> Any:
     """The result of a jitted function that is called with these arrays."""
     found = pjit.jit_p.bind(*args, **inferred.params)
     return jax.tree.unflatten(inferred.out_tree, found)
+
+
+def scanned(args: Sequence[Any], params: Mapping[str, Any]) -> Sequence[list[Any]]:
+    """The constants, the carried values and the columns among the arguments of ``jax.lax.scan``."""
+    if "ft_in" in params:  # JAX 0.11
+        return [list(part) for part in params["ft_in"].update(args).unpack()]
+    constants = params["num_consts"]
+    carries = constants + params["num_carry"]
+    return list(args[:constants]), list(args[constants:carries]), list(args[carries:])
 
 
 def current_trace() -> Any:

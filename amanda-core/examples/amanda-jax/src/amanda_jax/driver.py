@@ -168,6 +168,8 @@ class JaxEagerDriver(JaxDriver):
         with self.vanilla(), internals.under(trace):
             for place, value in zip(places, passing(*inputs), strict=True):
                 made[place] = value
+        # JAX 0.11 keeps the functions as long as the vector-Jacobian product.
+        values.clear()
         return made
 
     def differentiate(self, function: Any, inputs: Any) -> Any:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from amanda_jax._internals import lowered
+from amanda_jax._internals import lowered, scanned
 
 
 def jit(args: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
@@ -44,9 +44,8 @@ def while_loop(args: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
 
 def scan(args: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
     """``jax.lax.scan`` and ``map``: step by step, the results stacked."""
-    constants, carries, length = params["num_consts"], params["num_carry"], params["length"]
-    fixed, columns = args[:constants], args[constants + carries :]
-    carry, step = list(args[constants : constants + carries]), jaxpr_as_fun(params["jaxpr"])
+    fixed, carry, columns = scanned(args, params)
+    carries, length, step = len(carry), params["length"], jaxpr_as_fun(params["jaxpr"])
     made: list[list[Any]] = [[] for _ in params["jaxpr"].out_avals[carries:]]
     for place in reversed(range(length)) if params["reverse"] else range(length):
         row = [jax.lax.index_in_dim(column, place, keepdims=False) for column in columns]

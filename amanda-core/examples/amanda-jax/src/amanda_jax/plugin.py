@@ -38,7 +38,9 @@ class JaxDriver(EagerDriver):
         if importlib.util.find_spec("jax") is None:
             return "jax is not installed"
         version = importlib.metadata.version("jax")
-        return "" if version.startswith("0.10.") else f"jax {version} is not supported, only 0.10"
+        if version.startswith(("0.10.", "0.11.")):
+            return ""
+        return f"jax {version} is not supported, only 0.10 and 0.11"
 
     @classmethod
     def check_internals(cls) -> Sequence[str]:
