@@ -55,6 +55,11 @@ def test_count() -> None:
     assert forward == ["einsum", "add", "relu", "einsum", "add", "pow", "mean"]
     assert result["summary"]["forward"] == 2 * len(forward)
     assert result["summary"]["backward"] == 2 * len(forward)
+    _, result, _ = run("count", "block")
+    products = [r["module"] for r in result["ops"] if r["type"] == "einsum"]
+    # Scores and their sum are no layers.
+    assert products == ["q", "k", "v", "", "", "out", "up", "down"]
+    assert result["summary"]["by_type"]["backward"]["einsum_backward"]["ops"] == len(products)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -104,10 +109,11 @@ def test_stats_and_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert any(np.array_equal(value, weight) for value in values.values())
 
 
-def test_diff_names_the_first_operator_that_differs(tmp_path: Path) -> None:
-    """A recording, and a run whose head has another weight."""
-    x, model = rows(), Mlp()
-    other = eqx.tree_at(lambda m: m.head.weight, model, model.head.weight + 1)
+@pytest.mark.parametrize(("kind", "layer"), [("mlp", "head"), ("block", "v")])
+def test_diff_names_the_first_operator_that_differs(tmp_path: Path, kind: str, layer: str) -> None:
+    """A recording, and a run in which a layer has another weight."""
+    model, x = MODELS[kind][0](), MODELS[kind][1]()
+    other = eqx.tree_at(lambda m: getattr(m, layer).weight, model, replace_fn=lambda w: w * 2)
 
     def compared(model: Any, **options: Any) -> Any:
         tool = amanda.tools.load("diff")(**options)
@@ -119,19 +125,35 @@ def test_diff_names_the_first_operator_that_differs(tmp_path: Path) -> None:
     compared(model)
     assert compared(model, reference=str(tmp_path))["first"] is None
     found = compared(other, reference=str(tmp_path))["first"]
-    assert found["id"].startswith("Mlp.head/")
+    assert found["id"].startswith(f"{type(model).__name__}.{layer}/")
 
 
-def test_prune_is_a_model_of_masked_weights() -> None:
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("mlp", {"layers.0": 12, "head": 20}),
+        ("block", {"q": 32, "k": 32, "v": 32, "out": 32, "up": 64, "down": 64}),
+    ],
+)
+def test_prune_is_a_model_of_masked_weights(kind: str, sizes: dict[str, int]) -> None:
     """Weights under masks, and their gradients, as if the model had them."""
-    tool, result, found = run("prune", method="magnitude", sparsity=0.5)
-    masks = {op_id.partition("/")[0][4:]: mask for op_id, mask in tool.masks.items()}
+    tool, result, found = run("prune", kind, method="magnitude", sparsity=0.5)
+    masks = {op_id.partition("/")[0].partition(".")[2]: mask for op_id, mask in tool.masks.items()}
     assert result["summary"]["skipped"] == []
-    assert {name: int(mask.sum()) for name, mask in masks.items()} == {"layers.0": 12, "head": 20}
-    expected = exact("mlp", lambda path, v: v * masks.get(path.removesuffix(".weight"), 1))
+    assert {name: int(mask.sum()) for name, mask in masks.items()} == sizes
+
+    def masked(path: str, value: Any) -> Any:
+        return value * masks[path[:-7]] if path.endswith("weight") and path[:-7] in masks else value
+
+    expected = exact(kind, masked)
     assert np.allclose(found[0], expected[0], rtol=1e-6)
+    weights = [eqx.filter(found[1], eqx.is_array), eqx.filter(expected[1], eqx.is_array)]
+    own, others = (jax.tree_util.tree_leaves_with_path(each) for each in weights)
+    for (keys, one), (_, other) in zip(own, others, strict=True):
+        name = jax.tree_util.keystr(keys, simple=True, separator=".")
+        assert np.allclose(one, masked(name, other), rtol=1e-4, atol=1e-6), name
     for method in ("nm", "activation", "tile"):
-        assert np.isfinite(run("prune", method=method)[2][0])
+        assert np.isfinite(run("prune", kind, method=method)[2][0])
 
 
 def test_quantize_is_a_model_of_rounded_weights() -> None:
@@ -153,10 +175,11 @@ def test_quantize_is_a_model_of_rounded_weights() -> None:
         assert np.allclose(found[0], exact("block")[0], rtol=0.1)
 
 
-def test_inject_changes_one_element() -> None:
+@pytest.mark.parametrize("kind", MODELS)
+def test_inject_changes_one_element(kind: str) -> None:
     """A bit of the output of a layer is flipped, by the same seed the same one."""
-    results = [run("inject", seed=3)[2] for _ in range(2)]
-    assert not equal(results[0], exact())
+    results = [run("inject", kind, seed=3)[2] for _ in range(2)]
+    assert not equal(results[0], exact(kind))
     assert equal(*results)
 
 
