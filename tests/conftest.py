@@ -8,8 +8,12 @@ import signal
 import sys
 from collections.abc import Iterator
 
-import hypothesis  # noqa: F401 - looks for the referrers of objects, which a frozen one has not
+import hypothesis  # before a freeze: it looks for the referrers of objects, which frozen ones lack
 import pytest
+
+# A deadline is a timed assertion: 200 ms are over where other work runs.
+hypothesis.settings.register_profile("amanda", deadline=None)
+hypothesis.settings.load_profile("amanda")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what it runs in the background like that, and programs that are

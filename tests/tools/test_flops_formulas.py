@@ -130,7 +130,7 @@ def test_gradients_that_are_operators_of_their_own() -> None:
 SIZES = st.integers(min_value=1, max_value=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.permutations("abcde"), st.permutations("abcde"), st.data())
 def test_a_contraction_of_two_factors_is_the_size_of_its_loops(
     first: list[str], second: list[str], data: st.DataObject

@@ -134,7 +134,7 @@ def _flat(name: str, values: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.settings(max_examples=30)
 @hypothesis.given(data=st.data())
 def test_any_split_of_arguments_gives_the_same_inputs(name: str, data: st.DataObject) -> None:
     """Positional or by keyword, in any order: the flat inputs are the same."""
@@ -148,7 +148,7 @@ def test_any_split_of_arguments_gives_the_same_inputs(name: str, data: st.DataOb
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.settings(max_examples=15)
 @hypothesis.given(data=st.data())
 def test_any_split_of_arguments_can_be_replaced(name: str, data: st.DataObject) -> None:
     """Substituted inputs reach the operator at their own place, however it was called."""
