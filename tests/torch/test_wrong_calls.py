@@ -91,6 +91,18 @@ def _outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any,
     return outcome, [(w.category, str(w.message), w.filename, w.lineno) for w in warned]
 
 
+class _Counting(Identity):
+    """Counts what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.add_inst_for_op(lambda context: context.insert_before_op(self._see, inputs=[]))
+
+    def _see(self) -> None:
+        self.count += 1
+
+
 @pytest.mark.usefixtures("interceptor")
 def test_patched_functions_raise_the_errors_of_pytorch() -> None:
     """Wrong calls of a patched function raise its own errors, in context, after its warnings."""
@@ -99,11 +111,22 @@ def test_patched_functions_raise_the_errors_of_pytorch() -> None:
         for (where, attribute), owner in _patched().items()
         for arguments in _wrong_arguments(where)
     ]
+    tool, blind = _Counting(), []
+
+    def tried(owner: Any, name: str, *given: Any) -> tuple[Any, ...]:
+        outcome = _outcome(getattr(owner, name), *given)
+        before, _ = tool.count, torch.add(1, torch.ones(2))
+        if tool.count == before:
+            blind.append((owner, name, *given))
+        return outcome
+
     outcomes = []
-    for scope in (contextlib.nullcontext, contextlib.nullcontext, lambda: applied(Identity())):
+    for scope in (contextlib.nullcontext, contextlib.nullcontext, lambda: applied(tool)):
+        blind.clear()
         with scope():
             # From one line, which warnings name.
-            outcomes += [[_outcome(getattr(o, name), *given) for o, name, *given in calls]]
+            outcomes += [[tried(*call) for call in calls]]
+    assert blind == []
     assert len(_patched()) > 20
     # Some things are told once only.
     assert [one for one in zip(calls, *outcomes, strict=True) if one[1] == one[2] != one[3]] == []
