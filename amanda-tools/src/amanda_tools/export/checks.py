@@ -15,7 +15,7 @@ from amanda import OpContext
 from amanda.errors import UnsupportedProgramError
 from amanda.python.nested import leaves
 from amanda.tools.alignment import AlignedOp, run_example
-from amanda_tools._internals import leaves_of, quantizing_operators
+from amanda_tools._internals import is_onnx_operator, leaves_of, quantizing_operators
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.export.changes import Change, Function, Mask
@@ -211,6 +211,14 @@ def first_difference(
     return ""
 
 
+def ungrouped(whole: Any, scale: Any, zero: Any) -> Any:
+    """Return the numbers that integers of a module stand for, with a scale for each group."""
+    for axis, (size, groups) in enumerate(zip(whole.shape, scale.shape, strict=True)):
+        if groups != size:
+            scale, zero = (part.repeat_interleave(size // groups, axis) for part in (scale, zero))
+    return (whole.to(scale.dtype) - zero) * scale
+
+
 def values_in_graph(program: Any, inputs: Any, *, divides: bool = False) -> dict[str, Array]:
     """Return the floating-point values of nodes of a program of torch.export.
 
@@ -238,6 +246,8 @@ def values_in_graph(program: Any, inputs: Any, *, divides: bool = False) -> dict
                 value, scale, zero, axis, *rest = args
                 shape = [-1 if each == axis else 1 for each in range(value.dim())]
                 args = (value / scale.reshape(shape), torch.ones_like(scale), zero, axis, *rest)
+            elif is_onnx_operator(target):
+                return ungrouped(*args[0])
             return super().call_function(target, args, kwargs)
 
     Keeping(program.module()).run(*tensors(inputs))
@@ -276,7 +286,15 @@ def first_difference_in_onnx(
     found = run_onnx(edited.SerializeToString(), inputs, given)
     for name, one in zip(made, found, strict=True):
         if difference([one], [given[name]], tolerance) is None:
-            aligned = amanda.align(model, inputs, program).items()
-            where = next((op_id for op_id, op in aligned if name in op.nodes), name)
+            where = _readers(program, amanda.align(model, inputs, program))[name]
             return f"{where}, by {_gap(one, given[name]):.2g}"
     return ""
+
+
+def _readers(program: Any, aligned: Mapping[str, AlignedOp]) -> dict[str, str]:
+    """Return the operator that each node is of, or that reads it: of changes of its inputs."""
+    found = {name: op_id for op_id, op in aligned.items() for name in op.nodes}
+    for node in reversed(program.graph.nodes):
+        for user in node.users:
+            found.setdefault(node.name, found.get(user.name, user.name))
+    return found

@@ -13,7 +13,7 @@ from amanda.tools.alignment import AlignedOp
 from amanda_tools._internals import quantizing_operators
 from amanda_tools._values.tensors import Array
 from amanda_tools.export.changes import Change, Function, Rounding
-from amanda_tools.export.checks import changed, unknown
+from amanda_tools.export.checks import changed, ungrouped, unknown
 
 _SWAPPED = {"aten.embedding.default": (1, 0)}
 """Operators of programs whose first arguments have another order than the function's."""
@@ -112,9 +112,10 @@ class EditedGraph:
         grid = self._grid(source, change)
         if not change.group:
             return self._call("dequantize", whole, change, grid, limits)
-        given = (whole, *grid, change.group, change.axis)
-        function = _onnx_groups if self._is_onnx else _groups
-        return self._graph.call_function(function, given)
+        if self._is_onnx:
+            given = (whole, *grid, change.group, change.axis)
+            return self._graph.call_function(_onnx_groups, given)
+        return self._graph.call_function(ungrouped, (whole, *grid))
 
     def _integers(self, source: Any, change: Rounding, found: Array) -> Any:
         """Return a node of constant integers; small ones lie two to a byte in a program."""
@@ -185,14 +186,8 @@ def _unpacked(packed: Any, shape: Sequence[int]) -> Any:
     return ((both ^ 8).to(torch.int8) - 8).reshape(shape)
 
 
-def _groups(whole: Any, scale: Any, zero: Any, group: int, axis: int) -> Any:
-    """Return the numbers that integers with a scale for each group stand for."""
-    scale, zero = (part.repeat_interleave(group, axis) for part in (scale, zero))
-    return (whole.to(scale.dtype) - zero) * scale
-
-
 def _onnx_groups(whole: Any, scale: Any, zero: Any, group: int, axis: int) -> Any:
-    """Do the same in ONNX, by the operator of its set 21."""
+    """Do what :func:`checks.ungrouped` does in ONNX, by the operator of its set 21."""
     symbolic = importlib.import_module("torch.onnx.ops").symbolic
     how = {"axis": axis, "block_size": group}
     given = ("DequantizeLinear", (whole, scale, zero), how)
