@@ -307,11 +307,12 @@ def test_architectures_align(name: str, suffix: str, optimize: bool) -> None:
 @pytest.mark.parametrize("suffix", exports.SUFFIXES)
 @pytest.mark.parametrize("name", exports.MODELS if ALL else ["GPT-2"])
 def test_models_are_exported(name: str, suffix: str) -> None:
-    """Tied weights included; ONNX within what export_model() asks for."""
+    """Tied weights and caches included; ONNX within what export_model() asks for, and within one
+    step with the runtime's optimizer."""
     if suffix == ".onnx" and not ALL:
         pytest.skip("nox -s exports runs it")
-    found = exports.difference(name, suffix)
-    assert suffix == ".onnx" or found == 0
+    found = exports.differences(name, suffix)
+    assert found == [0] if suffix != ".onnx" else found[1] <= 1
 
 
 # -- amanda run ---------------------------------------------------------------

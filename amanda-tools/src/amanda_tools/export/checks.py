@@ -138,16 +138,26 @@ def _gap(one: Array, other: Array) -> float:
     return float(np.abs(one.astype(np.float64) - other.astype(np.float64)).max())
 
 
-def run_onnx(model: Any, inputs: Any, given: Mapping[str, Array] = MappingProxyType({})) -> Any:
-    """Return the outputs of a model, a path or bytes, in ONNX Runtime without its optimizer.
+def run_onnx(
+    model: Any,
+    inputs: Any,
+    given: Mapping[str, Array] = MappingProxyType({}),
+    *,
+    is_optimized: bool = False,
+) -> Any:
+    """Return the outputs of a model, a path or bytes, in ONNX Runtime.
 
     Args:
         inputs: the first inputs, in order.
         given: the other ones, by name.
+        is_optimized: with its optimizer, and products of integers that do not overflow on x86
+            without VNNI.
     """
     ort = importlib.import_module("onnxruntime")
     options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    if not is_optimized:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs() if value.name not in given]
     values = [arithmetic_of(value).numpy(value) for value in tensors(inputs)]
