@@ -10,6 +10,7 @@ import shlex
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,48 @@ def test_a_difference_is_an_error_that_names_the_operator(
     assert [*tmp_path.iterdir()] == [path]
 
 
+STEP = np.float32(3 / 255)
+HALVES = (np.arange(127, dtype="f") + np.float32(0.5)) * STEP
+TIES = HALVES[np.round(HALVES / STEP) != np.round(HALVES * (1 / STEP))][:8]
+"""Numbers that a division by a step rounds to another integer than its reciprocal does."""
+
+
+@pytest.mark.skipif(not HAS_ONNX, reason="needs ONNX")
+@pytest.mark.parametrize("divides", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "group", "wrong"), [((8, 1), 0, "integers"), ((8, 2), 4, "scale")]
+)
+def test_ties_may_round_otherwise_and_nothing_else(
+    tmp_path: Path, monkeypatch: Any, divides: bool, shape: Any, group: int, wrong: str
+) -> None:
+    """ONNX Runtime divides, as QAT does; an operator that is wrong on equal inputs is an error."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).eval()
+    axes: Any = {"axis": int(group > 0), "group": group, "divides": divides}
+    grid = np.full(shape, 0.003), np.zeros(shape)
+    changes = [
+        Rounding("Sequential.0/linear:0", 0, [STEP], [0], -128, 127, divides=divides),
+        Rounding("Sequential.1/linear:0", 1, *grid, -128, 127, **axes),
+    ]
+    tool: Any = Applied(changes)
+    tool.changes = lambda: changes
+    given = tool, model, torch.tensor(TIES), tmp_path / "net.onnx"
+    assert (export_model(*given).difference > 2e-6) == (not divides)
+
+    helper, export = importlib.import_module("onnx.numpy_helper"), torch.onnx.export
+
+    def edited(*args: Any, **options: Any) -> Any:
+        proto = export(*args, **options).model_proto
+        part = next(each for each in proto.graph.initializer if wrong in each.name)
+        value = helper.to_array(part).copy()
+        value.flat[3] += 1 if wrong == "integers" else 1e-4
+        part.CopyFrom(helper.from_array(value, part.name))
+        return SimpleNamespace(model_proto=proto)
+
+    monkeypatch.setattr(torch.onnx, "export", edited)
+    with pytest.raises(UnsupportedProgramError, match=r"first at op Sequential\.1/linear:0, by"):
+        export_model(*given)
+
+
 class Branching(nn.Module):
     """Has control flow that depends on values."""
 
@@ -264,11 +307,12 @@ def test_architectures_align(name: str, suffix: str, optimize: bool) -> None:
 @pytest.mark.parametrize("suffix", exports.SUFFIXES)
 @pytest.mark.parametrize("name", exports.MODELS if ALL else ["GPT-2"])
 def test_models_are_exported(name: str, suffix: str) -> None:
-    """Tied weights included; ONNX within what export_model() asks for."""
+    """Tied weights and caches included; ONNX within what export_model() asks for, and within one
+    step with the runtime's optimizer."""
     if suffix == ".onnx" and not ALL:
         pytest.skip("nox -s exports runs it")
-    found = exports.difference(name, suffix)
-    assert suffix == ".onnx" or found == 0
+    found = exports.differences(name, suffix)
+    assert found == [0] if suffix != ".onnx" else found[1] <= 1
 
 
 # -- amanda run ---------------------------------------------------------------

@@ -381,3 +381,8 @@ def quantizing_operators() -> Any:
     """
     importlib.import_module("torch.ao.quantization.fx._decomposed")
     return importlib.import_module("torch").ops.quantized_decomposed
+
+
+def is_onnx_operator(target: Any) -> bool:
+    """True for what ``torch.onnx.ops.symbolic`` puts into a program (2.13): it computes zeros."""
+    return str(target) == "onnx_symbolic._symbolic.default"

@@ -15,7 +15,7 @@ from amanda import OpContext
 from amanda.errors import UnsupportedProgramError
 from amanda.python.nested import leaves
 from amanda.tools.alignment import AlignedOp, run_example
-from amanda_tools._internals import leaves_of, quantizing_operators
+from amanda_tools._internals import is_onnx_operator, leaves_of, quantizing_operators
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.export.changes import Change, Function, Mask
@@ -138,16 +138,26 @@ def _gap(one: Array, other: Array) -> float:
     return float(np.abs(one.astype(np.float64) - other.astype(np.float64)).max())
 
 
-def run_onnx(model: Any, inputs: Any, given: Mapping[str, Array] = MappingProxyType({})) -> Any:
-    """Return the outputs of a model, a path or bytes, in ONNX Runtime without its optimizer.
+def run_onnx(
+    model: Any,
+    inputs: Any,
+    given: Mapping[str, Array] = MappingProxyType({}),
+    *,
+    is_optimized: bool = False,
+) -> Any:
+    """Return the outputs of a model, a path or bytes, in ONNX Runtime.
 
     Args:
         inputs: the first inputs, in order.
         given: the other ones, by name.
+        is_optimized: with its optimizer, and products of integers that do not overflow on x86
+            without VNNI.
     """
     ort = importlib.import_module("onnxruntime")
     options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    if not is_optimized:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs() if value.name not in given]
     values = [arithmetic_of(value).numpy(value) for value in tensors(inputs)]
@@ -211,6 +221,14 @@ def first_difference(
     return ""
 
 
+def ungrouped(whole: Any, scale: Any, zero: Any) -> Any:
+    """Return the numbers that integers of a module stand for, with a scale for each group."""
+    for axis, (size, groups) in enumerate(zip(whole.shape, scale.shape, strict=True)):
+        if groups != size:
+            scale, zero = (part.repeat_interleave(size // groups, axis) for part in (scale, zero))
+    return (whole.to(scale.dtype) - zero) * scale
+
+
 def values_in_graph(program: Any, inputs: Any, *, divides: bool = False) -> dict[str, Array]:
     """Return the floating-point values of nodes of a program of torch.export.
 
@@ -238,6 +256,8 @@ def values_in_graph(program: Any, inputs: Any, *, divides: bool = False) -> dict
                 value, scale, zero, axis, *rest = args
                 shape = [-1 if each == axis else 1 for each in range(value.dim())]
                 args = (value / scale.reshape(shape), torch.ones_like(scale), zero, axis, *rest)
+            elif is_onnx_operator(target):
+                return ungrouped(*args[0])
             return super().call_function(target, args, kwargs)
 
     Keeping(program.module()).run(*tensors(inputs))
@@ -276,7 +296,15 @@ def first_difference_in_onnx(
     found = run_onnx(edited.SerializeToString(), inputs, given)
     for name, one in zip(made, found, strict=True):
         if difference([one], [given[name]], tolerance) is None:
-            aligned = amanda.align(model, inputs, program).items()
-            where = next((op_id for op_id, op in aligned if name in op.nodes), name)
+            where = _readers(program, amanda.align(model, inputs, program))[name]
             return f"{where}, by {_gap(one, given[name]):.2g}"
     return ""
+
+
+def _readers(program: Any, aligned: Mapping[str, AlignedOp]) -> dict[str, str]:
+    """Return the operator that each node is of, or that reads it: of changes of its inputs."""
+    found = {name: op_id for op_id, op in aligned.items() for name in op.nodes}
+    for node in reversed(program.graph.nodes):
+        for user in node.users:
+            found.setdefault(node.name, found.get(user.name, user.name))
+    return found

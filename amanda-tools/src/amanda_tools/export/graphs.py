@@ -13,7 +13,7 @@ from amanda.tools.alignment import AlignedOp
 from amanda_tools._internals import quantizing_operators
 from amanda_tools._values.tensors import Array
 from amanda_tools.export.changes import Change, Function, Rounding
-from amanda_tools.export.checks import changed, unknown
+from amanda_tools.export.checks import changed, ungrouped, unknown
 
 _SWAPPED = {"aten.embedding.default": (1, 0)}
 """Operators of programs whose first arguments have another order than the function's."""
@@ -112,9 +112,10 @@ class EditedGraph:
         grid = self._grid(source, change)
         if not change.group:
             return self._call("dequantize", whole, change, grid, limits)
-        given = (whole, *grid, change.group, change.axis)
-        function = _onnx_groups if self._is_onnx else _groups
-        return self._graph.call_function(function, given)
+        if self._is_onnx:
+            given = (whole, *grid, change.group, change.axis)
+            return self._graph.call_function(_onnx_groups, given)
+        return self._graph.call_function(ungrouped, (whole, *grid))
 
     def _integers(self, source: Any, change: Rounding, found: Array) -> Any:
         """Return a node of constant integers; small ones lie two to a byte in a program."""
@@ -185,40 +186,41 @@ def _unpacked(packed: Any, shape: Sequence[int]) -> Any:
     return ((both ^ 8).to(torch.int8) - 8).reshape(shape)
 
 
-def _groups(whole: Any, scale: Any, zero: Any, group: int, axis: int) -> Any:
-    """Return the numbers that integers with a scale for each group stand for."""
-    scale, zero = (part.repeat_interleave(group, axis) for part in (scale, zero))
-    return (whole.to(scale.dtype) - zero) * scale
-
-
 def _onnx_groups(whole: Any, scale: Any, zero: Any, group: int, axis: int) -> Any:
-    """Do the same in ONNX, by the operator of its set 21."""
+    """Do what :func:`checks.ungrouped` does in ONNX, by the operator of its set 21."""
     symbolic = importlib.import_module("torch.onnx.ops").symbolic
     how = {"axis": axis, "block_size": group}
     given = ("DequantizeLinear", (whole, scale, zero), how)
     return symbolic(*given, dtype=scale.dtype, shape=whole.shape, version=21)
 
 
-def packed_in_onnx(model: Any) -> None:
-    """Store the constant integers of 4 bits of a model of ONNX two to a byte."""
+def finish_onnx(model: Any, *, packs: bool) -> None:
+    """Give each constant that is dequantized a zero point of its own: ONNX Runtime makes both
+    unsigned in place (1.32, ``session.x64quantprecision``), and fails on a shared one.
+
+    Args:
+        model: the model of ONNX.
+        packs: store integers of 4 bits two to a byte.
+    """
     onnx, graph = importlib.import_module("onnx"), model.graph
-    int4, int8 = importlib.import_module("ml_dtypes").int4, onnx.TensorProto.INT8
-    bytes_ = [each for each in graph.initializer if each.data_type == int8]
+    bytes_ = [each for each in graph.initializer if each.data_type == onnx.TensorProto.INT8]
     constants = {each.name: onnx.numpy_helper.to_array(each) for each in bytes_}
+    replaced = set[str]()
     for node in graph.node:
-        # The integers, and the zero point, which has their type.
-        names = [*node.input[::2]] if node.op_type == "DequantizeLinear" else []
-        found = [constants[name] for name in names if name in constants]
-        if found and len(found) == len(names) and all((a == a.clip(-8, 7)).all() for a in found):
-            for place, name in enumerate(names):
-                node.input[2 * place] = f"{name}_4"
-                if f"{name}_4" not in constants:
-                    new = onnx.numpy_helper.from_array(constants[name].astype(int4), f"{name}_4")
-                    graph.initializer.append(new)
-                    constants[new.name] = constants[name]
-    read = {name for node in graph.node for name in node.input}
+        if node.op_type != "DequantizeLinear" or not constants.keys() >= {*node.input[::2]}:
+            continue
+        arrays = [constants[name] for name in node.input[::2]]
+        if packs and all((array == array.clip(-8, 7)).all() for array in arrays):
+            int4 = importlib.import_module("ml_dtypes").int4
+            arrays = [array.astype(int4) for array in arrays]
+        for name, array, place in zip([*node.input[::2]], arrays, (0, 2), strict=True):
+            if place or array.dtype != np.int8:
+                replaced.add(name)
+                node.input[place] = new = f"{node.name}_{name}"
+                graph.initializer.append(onnx.numpy_helper.from_array(array, new))
+    replaced -= {name for node in graph.node for name in node.input}
     for field in (graph.initializer, graph.value_info):
-        for each in [each for each in field if each.name in constants and each.name not in read]:
+        for each in [each for each in field if each.name in replaced]:
             field.remove(each)
 
 

@@ -19,7 +19,7 @@ from amanda_tools._values.tensors import Array
 from amanda_tools.export import checks
 from amanda_tools.export.base import BaseExporter
 from amanda_tools.export.changes import Change, Exported, Mask, Rounding
-from amanda_tools.export.graphs import EditedGraph, packed_in_onnx
+from amanda_tools.export.graphs import EditedGraph, finish_onnx
 
 _ONNX_TOLERANCE = 2e-6
 
@@ -31,7 +31,12 @@ class Exporter(BaseExporter):
         self._torch = importlib.import_module("torch")
         is_named, is_sequence = isinstance(inputs, Mapping), isinstance(inputs, (tuple, list))
         inputs = dict(inputs) if is_named else tuple(inputs) if is_sequence else (inputs,)
-        super().__init__(name, tool, copy.deepcopy(model).eval(), inputs, **options)
+        model = copy.deepcopy(model).eval()
+        for config in (getattr(module, "config", None) for module in model.modules()):
+            # A cache of Transformers, which serves only the next call, is no output of a program.
+            if getattr(config, "use_cache", False):
+                config.use_cache = False
+        super().__init__(name, tool, model, inputs, **options)
         self._args = () if is_named else self._inputs
         self._kwargs = self._inputs if is_named else None
         self._program: Any = None
@@ -57,7 +62,7 @@ class Exporter(BaseExporter):
             kept = [change for change in changes if change.op not in self.left]
             tolerance = _ONNX_TOLERANCE if path.suffix == ".onnx" else 0.0
             given = found, original, self._inputs, kept, tolerance
-            difference = self._difference(*given, lambda: self._values(original))
+            difference = self._difference(*given, lambda: self._values(original, kept))
         return Exported(path, list({change.op: 1 for change in kept}), self.left, difference)
 
     def _outputs_of(self, path: Path, suffix: str) -> list[Any]:
@@ -74,12 +79,13 @@ class Exporter(BaseExporter):
             model.load_state_dict(files.load_file(path))
         return checks.flat(run_example(model, self._inputs))
 
-    def _values(self, model: Any) -> Mapping[str, Array]:
+    def _values(self, model: Any, changes: Sequence[Change]) -> Mapping[str, Array]:
         """Return the outputs of operators in the program, by id."""
         if self._program is None:
             return {}
-        aligned = amanda.align(model, self._inputs, self._program)
-        return checks.by_op(aligned, checks.values_in_graph(self._program, self._inputs))
+        divides = any(isinstance(each, Rounding) and each.divides for each in changes)
+        values = checks.values_in_graph(self._program, self._inputs, divides=divides)
+        return checks.by_op(amanda.align(model, self._inputs, self._program), values)
 
     def _recheck(self, found: Sequence[Array], expected: Sequence[Array]) -> tuple[str, Any]:
         if self._onnx is None:
@@ -137,8 +143,7 @@ class Exporter(BaseExporter):
             if any(each.group or each.is_small for each in roundings):
                 options["opset_version"] = 21
             self._onnx = torch.onnx.export(program, self._args, **options).model_proto
-            if "opset_version" in options:
-                packed_in_onnx(self._onnx)
+            finish_onnx(self._onnx, packs="opset_version" in options)
             found: bytes = self._onnx.SerializeToString()
             return found
 
