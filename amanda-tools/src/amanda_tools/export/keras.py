@@ -17,7 +17,7 @@ from amanda.files import put_beside
 from amanda.tools.alignment import run_example
 from amanda_tools._operators.weights import WeightsOfRun
 from amanda_tools._values.tensors import Array
-from amanda_tools.export import checks
+from amanda_tools.export import SAVED_MODEL, checks
 from amanda_tools.export.base import BaseExporter
 from amanda_tools.export.changes import Change, Exported, Function, Rounding
 
@@ -56,11 +56,12 @@ class Exporter(BaseExporter):
             weights = WeightsOfRun(lambda: run_example(self._model, self._inputs), places)
         run.check(changes)
         for change in changes:
-            is_weight = weights.of_op(change.op, change.input) is not None
+            weight = weights.of_op(change.op, change.input)
+            is_weight = weight is not None and weight.variable is not None
             if reason := self._reason(change, path.suffix, is_weight):
                 self._leave(change.op, f"{_NAMES[path.suffix]} cannot express its change: {reason}")
         kept = [change for change in changes if change.op not in self.left]
-        with put_beside(path, "saved_model.pb") as partial:
+        with put_beside(path, () if path.suffix else SAVED_MODEL) as partial:
             with self._refusing(_NAMES[path.suffix]), self._baked(kept, weights) as others:
                 self._save(partial, kept, others)
             difference = self._checked(partial, kept)
@@ -70,15 +71,16 @@ class Exporter(BaseExporter):
 
     def _reason(self, change: Change, suffix: str, is_weight: bool) -> str:
         """Return the reason why a format cannot have a change; "" if it can."""
-        is_rounding = isinstance(change, Rounding)
-        if is_rounding and change.axis is None and np.size(change.scale) > 1:
+        rounding = change if isinstance(change, Rounding) else None
+        count = 0 if rounding is None else np.size(rounding.scale)
+        if rounding is not None and rounding.axis is None and count > 1:
             return "its channels are on several axes"
         if is_weight or not suffix:
             return ""
-        if not is_rounding or np.size(change.scale) > 1:
+        if rounding is None or count > 1 or rounding.integers is not None:
             return f"input {change.input} is no weight, and not rounded by one scale"
         if suffix == ".tflite":
-            return "" if change.high - change.low in (254, 255) else "it has integers of 8 bits"
+            return "" if rounding.high - rounding.low in (254, 255) else "it has integers of 8 bits"
         layer = self._layer_of(change.op)
         inside = change.input or type(layer).__name__ not in _PRODUCTS
         return f"input {change.input} is within a {type(layer).__name__}" if inside else ""
@@ -112,7 +114,8 @@ class Exporter(BaseExporter):
             self._with_roundings(self._model, others, self._model.name).save(path)
             return
         if path.suffix == ".tflite":
-            small = [c for c in kept if isinstance(c, Rounding) and c.high <= 127]
+            # The format has no groups: the values of such weights stay as they are, rounded.
+            small = [c for c in kept if isinstance(c, Rounding) and c.high <= 127 and not c.group]
             weights = [attrs.evolve(c, low=-127, high=127) for c in small if c not in others]
             others = [self._for_lite(change) for change in (*others, *weights)]
         serve, module = self._served(others)
