@@ -41,6 +41,8 @@ class Exporter(BaseExporter):
         flat = self._tf.nest.flatten(inputs)
         self._given = tuple(self._tf.convert_to_tensor(value) for value in flat)
         self._names: list[str] = []
+        self._in_floats = set[str]()
+        """In LiteRT, ids of the operators that multiply rounded floating-point numbers."""
 
     def write(self, path: Path) -> Exported:
         """Write the file or folder, and check it.
@@ -58,6 +60,8 @@ class Exporter(BaseExporter):
         for change in changes:
             weight = weights.of_op(change.op, change.input)
             is_weight = weight is not None and weight.variable is not None
+            if is_weight and self._has_own_scales(change, len(weight.value.shape)):
+                self._in_floats.add(change.op)
             if reason := self._reason(change, path.suffix, is_weight):
                 self._leave(change.op, f"{_NAMES[path.suffix]} cannot express its change: {reason}")
         kept = [change for change in changes if change.op not in self.left]
@@ -84,6 +88,12 @@ class Exporter(BaseExporter):
         layer = self._layer_of(change.op)
         inside = change.input or type(layer).__name__ not in _PRODUCTS
         return f"input {change.input} is within a {type(layer).__name__}" if inside else ""
+
+    def _has_own_scales(self, change: Change, rank: int) -> bool:
+        """True if a weight has several scales, with which LiteRT cannot multiply it."""
+        # It has no groups, and the converter fails on the transposed weight of a product (2.21).
+        is_rounding = isinstance(change, Rounding) and change.axis is not None
+        return is_rounding and (bool(change.group) or rank < 4)
 
     def _layer_of(self, op_id: str) -> Any:
         """Return the layer that has made an operator, or the one around it that tells no layers."""
@@ -114,10 +124,10 @@ class Exporter(BaseExporter):
             self._with_roundings(self._model, others, self._model.name).save(path)
             return
         if path.suffix == ".tflite":
-            # The format has no groups: the values of such weights stay as they are, rounded.
-            small = [c for c in kept if isinstance(c, Rounding) and c.high <= 127 and not c.group]
+            small = [c for c in kept if isinstance(c, Rounding) and c.high <= 127]
             weights = [attrs.evolve(c, low=-127, high=127) for c in small if c not in others]
-            others = [self._for_lite(change) for change in (*others, *weights)]
+            given = [c for c in weights if c.op not in self._in_floats]
+            others = [c if c.op in self._in_floats else self._for_lite(c) for c in (*others, *given)]
         serve, module = self._served(others)
         if path.suffix != ".tflite":
             self._tf.saved_model.save(module, str(path), signatures={_SIGNATURE: serve})
@@ -201,9 +211,6 @@ class Exporter(BaseExporter):
                 return tf.quantization.fake_quant_with_min_max_vars(
                     value, *given, narrow_range=is_narrow
                 )
-            if len(value.shape) < 4:
-                # The converter fails on the transposed weight of a product (2.21).
-                return value
             rest = int(np.prod(value.shape[axis + 1 :]))
             flat = tf.quantization.fake_quant_with_min_max_vars_per_channel(
                 tf.reshape(value, [*value.shape[:axis], -1]),
