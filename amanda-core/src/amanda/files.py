@@ -16,7 +16,7 @@ import shutil
 import stat
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -125,32 +125,54 @@ def new_beside(path: Path) -> Iterator[Path]:
         yield partial
 
 
+def check_place(path: Path, names: Sequence[str] = ()) -> None:
+    """Check that nothing is at a path but what :func:`put_beside` may replace.
+
+    Args:
+        path: the path.
+        names: of a folder that will be put there, what such a folder can hold, first what it always
+            holds. An earlier one, or an empty folder, can be replaced; none for a file.
+
+    Raises:
+        OSError: there is another folder, or a file in place of a folder.
+    """
+    found = {each.name for each in path.iterdir()} if path.is_dir() else set()
+    if found and not (found <= {*names} and names[0] in found):
+        raise FileExistsError(errno.EEXIST, "another folder is there", os.fspath(path))
+    if names and path.is_file():
+        raise FileExistsError(errno.EEXIST, "a file is there", os.fspath(path))
+
+
 @contextlib.contextmanager
-def put_beside(path: Path, mark: str) -> Iterator[Path]:
+def put_beside(path: Path, names: Sequence[str] = ()) -> Iterator[Path]:
     """Give a path of the same name in a new folder beside `path`, which the file or folder that is
     made there replaces when the with-block ends.
 
     If the block raises, nothing of it is left, and an earlier file or folder is as it was.
 
     Args:
-        path: the file or folder. A folder is replaced if it is empty or holds the file `mark`.
-        mark: the name of that file.
+        path: the file or folder.
+        names: as for :func:`check_place`.
 
     Raises:
-        OSError: it cannot be made, or `path` is another folder.
+        OSError: it cannot be made, or what is there may not be replaced.
     """
+    check_place(path, names)
     try:
-        if path.is_dir() and any(path.iterdir()) and not (path / mark).is_file():
-            raise FileExistsError(errno.EEXIST, f"another folder is there, without {mark}")
         held = tempfile.TemporaryDirectory(prefix=".amanda-", dir=path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     with held as folder:
-        partial = Path(folder, path.name)
+        partial, earlier = Path(folder, path.name), Path(folder, f"{path.name}.earlier")
         yield partial
         if path.is_dir():
-            os.replace(path, Path(folder, f"{path.name}.old"))
-        os.replace(partial, path)
+            os.replace(path, earlier)
+        try:
+            os.replace(partial, path)
+        except OSError:
+            if earlier.is_dir():
+                os.replace(earlier, path)
+            raise
 
 
 def _create_beside(path: Path) -> tuple[int, Path]:

@@ -184,13 +184,14 @@ def _record() -> None:
     """Note from now on which operator of a graph is the gradient of which, which layer of Keras
     has made it, and where an optimizer of Keras steps."""
     from amanda_tensorflow.gradient_map import recording
-    from amanda_tensorflow.keras_layers import module_calls, optimizers
+    from amanda_tensorflow.keras_layers import module_calls, optimizers, saving
     from amanda_tensorflow.keras_layers import recording as layers
 
     recording.install()
     layers.install()
     module_calls.install()
     optimizers.install()
+    saving.install()
 
 
 @amanda.hookimpl

@@ -16,8 +16,8 @@ import tensorflow as tf
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 from tensorflow.python.framework import function_def_to_graph, ops
 
-from amanda.errors import CapabilityError
 from amanda_tensorflow._internals.runtime import AttrValue, ConcreteFunction, EagerTensor, FuncGraph
+from amanda_tensorflow._internals.symbols import require
 
 
 def keep_alive(graph: Any, function: Any) -> None:
@@ -282,12 +282,10 @@ def lite_operators(interpreter: Any) -> Iterator[tuple[str, Sequence[int], Seque
     The public methods of an interpreter tell its tensors only (2.21).
 
     Raises:
-        CapabilityError: this TensorFlow has no such method.
+        CapabilityError: this TensorFlow has another private method for them, or none.
     """
-    read = getattr(interpreter, "_get_ops_details", None)
-    if read is None:
-        raise CapabilityError(f"TensorFlow {tf.__version__} has no Interpreter._get_ops_details")
-    for each in read():
+    require("lite")
+    for each in interpreter._get_ops_details():
         yield each["op_name"].lower(), each["inputs"], each["outputs"]
 
 

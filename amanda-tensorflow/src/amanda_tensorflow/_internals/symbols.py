@@ -30,6 +30,7 @@ _MODES = {
     "graphs": ("function", "graph"),
     "function": ("function",),
     "session": ("graph",),
+    "lite": ("lite",),
 }
 
 
@@ -38,7 +39,8 @@ class Symbol:
     """A private symbol, and the expectation of it.
 
     Attributes:
-        where: the module, below ``tensorflow.python``, and after a colon the class, if any.
+        where: the module, below ``tensorflow.python`` unless it begins with ``tensorflow.``, and
+            after a colon the class, if any.
         name: the attribute.
         parameters: the names of its parameters, ``self`` included, separated by spaces; None to
             expect its presence only.
@@ -51,18 +53,23 @@ class Symbol:
     modes: Sequence[str] = _MODES["all"]
 
     @property
+    def module(self) -> str:
+        """The path of the module."""
+        module = self.where.partition(":")[0]
+        return module if module.startswith("tensorflow.") else f"tensorflow.python.{module}"
+
+    @property
     def owner(self) -> str:
         """The module or the class, as a message gives it."""
-        module, _, cls = self.where.partition(":")
-        return cls or f"tensorflow.python.{module}"
+        return self.where.partition(":")[2] or self.module
 
     def problem(self) -> str:
         """The difference from the expectation in this TensorFlow; "" if there is none."""
-        module, _, cls = self.where.partition(":")
+        cls = self.where.partition(":")[2]
         try:
-            owner: Any = importlib.import_module(f"tensorflow.python.{module}")
+            owner: Any = importlib.import_module(self.module)
         except ImportError:
-            return f"no module tensorflow.python.{module}"
+            return f"no module {self.module}"
         if cls:
             owner = getattr(owner, cls, None)
         found = inspect.getattr_static(owner, self.name, None)

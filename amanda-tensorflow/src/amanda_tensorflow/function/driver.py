@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -39,6 +38,7 @@ from amanda_tensorflow.graphs.self_test import Doubler
 from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.graphs.xla import refuse_compiled_only, warn_about_xla
 from amanda_tensorflow.keras_layers import recording as layers
+from amanda_tensorflow.keras_layers.saving import telling
 from amanda_tensorflow.plugin import TensorFlowFunctionDriver
 
 _DERIVED = re.compile(r"__(backward|forward)_(.+?)(?:_\d+)?$")
@@ -59,7 +59,6 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
     def __init__(self, dispatcher: GraphDispatcher) -> None:
         super().__init__(dispatcher)
         self._attached_at = 0
-        self._has_told_saving = False
         self._drawing: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def patch(self, patches: PatchSet) -> None:
@@ -67,27 +66,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         patches.wrap(_internals.ConcreteFunction, "_call_flat", self._calling)
         patches.wrap(_internals.AtomicFunction, "call_flat", _calling_in_tool_code)
         patches.wrap(_internals.TapeGradientFunctions, "record", _recording_call)
-        patches.wrap(tf.saved_model, "save", self._saving)
-        if keras := sys.modules.get("keras"):
-            patches.wrap(keras.Model, "save", self._saving)
-
-    def _saving(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
-        """The patch of functions that save a model: without what tools change, which is told."""
-
-        def save(*args: Any, **kwargs: Any) -> Any:
-            tools = [tool for scope in self.dispatcher.scopes() for tool in scope.tools]
-            named = [type(tool).__name__ for tool in tools if hasattr(tool, "export_model")]
-            if named and not self._has_told_saving:
-                self._has_told_saving = True
-                warnings.warn(
-                    f"the model is saved without the changes of {', '.join(named)}; "
-                    "tool.export_model(model, example_inputs, path) writes it with them",
-                    CoverageWarning,
-                    stacklevel=2,
-                )
-            return vanilla(*args, **kwargs)
-
-        return named_as(vanilla, save)
+        patches.wrap(tf.saved_model, "save", telling)
 
     def with_routines(self, function: Any) -> Any:
         """A concrete function that has run in the scopes, with its routines."""

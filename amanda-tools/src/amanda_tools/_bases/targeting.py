@@ -61,6 +61,7 @@ class TargetingTool(PrintingTool[OptionsT], abc.ABC):
         if self._file is not None:
             check_target(self._file)
             self.add_inst_for_pass(self._models.note)
+            self.add_inst_for_pass(self._models.note, end=True)
 
     def types(self) -> Sequence[str]:
         """Return the types of the operators."""

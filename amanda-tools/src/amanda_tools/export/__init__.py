@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from amanda.errors import UnsupportedProgramError
+from amanda.files import check_place
 from amanda.state import STATE
 from amanda_tools.export.changes import Change, ChangingTool, Exported, Function, Mask, Rounding
 
@@ -33,6 +34,9 @@ __all__ = [
     "Rounding",
     "export_model",
 ]
+
+SAVED_MODEL = ("saved_model.pb", "fingerprint.pb", "variables", "assets", "keras_metadata.pb")
+"""What the folder of a SavedModel can hold, first what it always holds."""
 
 FORMATS = {"pytorch": (".onnx", ".pt2", ".safetensors"), "keras": (".keras", ".tflite", "")}
 """By framework, suffixes of what a model is exported to; a folder, a SavedModel, has none."""
@@ -99,20 +103,20 @@ def _exporter_of(model: Any, path: Path, name: str) -> Any:
 
 
 def check_target(path: Path) -> None:
-    """Check, before a program runs, that a model of PyTorch can be written at its end.
+    """Check, before a program runs, that its model can be written at its end.
 
     Raises:
         UnsupportedProgramError: its suffix is no format, or packages are missing.
         OSError: it cannot be written.
     """
-    _check_suffix(path, "pytorch")
+    modules = {"pytorch": "torch", "keras": "tensorflow"}
+    _check_suffix(path, *(each for each, name in modules.items() if importlib.util.find_spec(name)))
     needed = ("onnx", "onnxscript", "onnxruntime") if path.suffix == ".onnx" else ()
     if missing := [each for each in needed if importlib.util.find_spec(each) is None]:
         raise UnsupportedProgramError(
             f"{path.name}: {', '.join(missing)} not found: pip install 'amanda-tools[onnx]'"
         )
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder")
+    check_place(path, () if path.suffix else SAVED_MODEL)
     try:
         with tempfile.TemporaryFile(dir=path.parent) as file:
             file.write(b"amanda")
@@ -120,10 +124,11 @@ def check_target(path: Path) -> None:
         raise OSError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _check_suffix(path: Path, framework: str) -> None:
-    suffixes = FORMATS[framework]
+def _check_suffix(path: Path, *frameworks: str) -> None:
+    suffixes = [suffix for each in frameworks for suffix in FORMATS[each]]
     if path.suffix not in suffixes:
+        names = " or ".join(each.title().replace("torch", "Torch") for each in frameworks)
         raise UnsupportedProgramError(
             f"{path} has none of the suffixes {', '.join(filter(None, suffixes))}, as which "
-            f"a model of {framework.title().replace('torch', 'Torch')} is written"
+            f"a model of {names} is written"
         )

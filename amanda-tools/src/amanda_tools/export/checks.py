@@ -88,7 +88,8 @@ def changed(value: Any, change: Change) -> Any:
     if change.integers is not None:
         given = arithmetic.constant(change.integers, wide)
         return arithmetic.cast_like((given - zero) * scale, value)
-    whole = arithmetic.round(wide / scale if change.divides else wide * (1 / scale)) + zero
+    scaled = arithmetic.divide(wide, scale) if change.divides else wide * (1 / scale)
+    whole = arithmetic.round(scaled) + zero
     rounded = (arithmetic.clip(whole, change.low, change.high) - zero) * scale
     return arithmetic.cast_like(rounded, value)
 

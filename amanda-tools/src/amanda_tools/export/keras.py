@@ -17,7 +17,7 @@ from amanda.files import put_beside
 from amanda.tools.alignment import run_example
 from amanda_tools._operators.weights import WeightsOfRun
 from amanda_tools._values.tensors import Array
-from amanda_tools.export import checks
+from amanda_tools.export import SAVED_MODEL, checks
 from amanda_tools.export.base import BaseExporter
 from amanda_tools.export.changes import Change, Exported, Function, Rounding
 
@@ -41,6 +41,8 @@ class Exporter(BaseExporter):
         flat = self._tf.nest.flatten(inputs)
         self._given = tuple(self._tf.convert_to_tensor(value) for value in flat)
         self._names: list[str] = []
+        self._in_floats = set[str]()
+        """In LiteRT, ids of the operators that multiply rounded floating-point numbers."""
 
     def write(self, path: Path) -> Exported:
         """Write the file or folder, and check it.
@@ -56,11 +58,14 @@ class Exporter(BaseExporter):
             weights = WeightsOfRun(lambda: run_example(self._model, self._inputs), places)
         run.check(changes)
         for change in changes:
-            is_weight = weights.of_op(change.op, change.input) is not None
+            weight = weights.of_op(change.op, change.input)
+            is_weight = weight is not None and weight.variable is not None
+            if is_weight and self._has_own_scales(change, len(weight.value.shape)):
+                self._in_floats.add(change.op)
             if reason := self._reason(change, path.suffix, is_weight):
                 self._leave(change.op, f"{_NAMES[path.suffix]} cannot express its change: {reason}")
         kept = [change for change in changes if change.op not in self.left]
-        with put_beside(path, "saved_model.pb") as partial:
+        with put_beside(path, () if path.suffix else SAVED_MODEL) as partial:
             with self._refusing(_NAMES[path.suffix]), self._baked(kept, weights) as others:
                 self._save(partial, kept, others)
             difference = self._checked(partial, kept)
@@ -70,18 +75,25 @@ class Exporter(BaseExporter):
 
     def _reason(self, change: Change, suffix: str, is_weight: bool) -> str:
         """Return the reason why a format cannot have a change; "" if it can."""
-        is_rounding = isinstance(change, Rounding)
-        if is_rounding and change.axis is None and np.size(change.scale) > 1:
+        rounding = change if isinstance(change, Rounding) else None
+        count = 0 if rounding is None else np.size(rounding.scale)
+        if rounding is not None and rounding.axis is None and count > 1:
             return "its channels are on several axes"
         if is_weight or not suffix:
             return ""
-        if not is_rounding or np.size(change.scale) > 1:
+        if rounding is None or count > 1 or rounding.integers is not None:
             return f"input {change.input} is no weight, and not rounded by one scale"
         if suffix == ".tflite":
-            return "" if change.high - change.low in (254, 255) else "it has integers of 8 bits"
+            return "" if rounding.high - rounding.low in (254, 255) else "it has integers of 8 bits"
         layer = self._layer_of(change.op)
         inside = change.input or type(layer).__name__ not in _PRODUCTS
         return f"input {change.input} is within a {type(layer).__name__}" if inside else ""
+
+    def _has_own_scales(self, change: Change, rank: int) -> bool:
+        """True if a weight has several scales, with which LiteRT cannot multiply it."""
+        # It has no groups, and the converter fails on the transposed weight of a product (2.21).
+        is_rounding = isinstance(change, Rounding) and change.axis is not None
+        return is_rounding and (bool(change.group) or rank < 4)
 
     def _layer_of(self, op_id: str) -> Any:
         """Return the layer that has made an operator, or the one around it that tells no layers."""
@@ -114,7 +126,8 @@ class Exporter(BaseExporter):
         if path.suffix == ".tflite":
             small = [c for c in kept if isinstance(c, Rounding) and c.high <= 127]
             weights = [attrs.evolve(c, low=-127, high=127) for c in small if c not in others]
-            others = [self._for_lite(change) for change in (*others, *weights)]
+            given = [c for c in weights if c.op not in self._in_floats]
+            others = [c if c.op in self._in_floats else self._for_lite(c) for c in (*others, *given)]
         serve, module = self._served(others)
         if path.suffix != ".tflite":
             self._tf.saved_model.save(module, str(path), signatures={_SIGNATURE: serve})
@@ -198,9 +211,6 @@ class Exporter(BaseExporter):
                 return tf.quantization.fake_quant_with_min_max_vars(
                     value, *given, narrow_range=is_narrow
                 )
-            if len(value.shape) < 4:
-                # The converter fails on the transposed weight of a product (2.21).
-                return value
             rest = int(np.prod(value.shape[axis + 1 :]))
             flat = tf.quantization.fake_quant_with_min_max_vars_per_channel(
                 tf.reshape(value, [*value.shape[:axis], -1]),

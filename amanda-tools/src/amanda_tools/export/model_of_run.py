@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from amanda.errors import UnsupportedProgramError
 from amanda.interface.points import PointContext
@@ -14,15 +17,21 @@ from amanda_tools._internals import leaves_of
 
 
 class ModelOfRun:
-    """Notes the outermost modules of PyTorch that a program calls."""
+    """Notes the outermost modules of PyTorch and Keras that a program calls."""
 
     def __init__(self) -> None:
         self._calls: dict[str, tuple[Any, Any]] = {}
 
     def note(self, context: PointContext) -> None:
-        """Routine at the begin of a forward pass: have the first call of a model noted."""
+        """Routine at the begin and the end of a forward pass: note the first call of a model."""
         model, name = context.target, context.id
-        if name in self._calls or not hasattr(model, "register_forward_pre_hook"):
+        if not hasattr(model, "register_forward_pre_hook"):
+            # The pass of a graph has the function's name, and knows its model at its end.
+            name = getattr(model, "name", "")
+            if context.inputs and name not in self._calls:
+                self._calls[name] = model, _example_of_layer(model, context.inputs)
+            return
+        if name in self._calls:
             return
 
         def keep(module: Any, args: Any, kwargs: Any) -> None:
@@ -44,7 +53,7 @@ class ModelOfRun:
             found = ", ".join(sorted(filter(None, owners))) or "no module"
             raise UnsupportedProgramError(
                 f"{tool}: nothing is exported: the operators that it has changed are not those of "
-                f"one model, but of {found}"
+                f"one model, but of {found}; tool.export_model(model, example_inputs, path) does it"
             )
         return self._calls[str(owners.pop())]
 
@@ -63,3 +72,20 @@ def _example(model: Any, args: Any, kwargs: Any) -> Any:
     if not kwargs:
         return args
     return {**inspect.signature(model.forward).bind_partial(*args).arguments, **kwargs}
+
+
+def _example_of_layer(model: Any, inputs: Sequence[Any]) -> Any:
+    """Return arguments of a model of Keras, from its tensors in order."""
+    given = [_value(tensor) for tensor in inputs]
+    if len(given) == 1 or not getattr(model, "inputs", None):
+        return tuple(given)
+    return (importlib.import_module("tensorflow").nest.pack_sequence_as(model.input, given),)
+
+
+def _value(tensor: Any) -> Any:
+    """Return a tensor; numbers in place of one of which a graph tells the shape only."""
+    if hasattr(tensor, "numpy"):
+        return tensor
+    numbers = np.random.default_rng(0).random(tuple(tensor.shape))
+    # As indices of an embedding all are 0.
+    return numbers.astype(tensor.dtype.as_numpy_dtype)

@@ -83,7 +83,7 @@ def fake_float(tensor: Any, scale: Any, number: str) -> Any:
     dtype, largest = FLOATS[number]
     wide = arithmetic.widen(tensor)
     scale = arithmetic.cast_like(scale, wide)
-    rounded = arithmetic.round_trip(arithmetic.clip(wide / scale, -largest, largest), dtype)
+    rounded = arithmetic.round_trip(arithmetic.clip(arithmetic.divide(wide, scale), -largest, largest), dtype)
     return arithmetic.cast_like(rounded * scale, tensor)
 
 
@@ -95,9 +95,9 @@ def dynamic_fit(
     low, high = arithmetic.min_max(tensor, axis)
     low, high = arithmetic.clip(low, -np.inf, 0.0), arithmetic.clip(high, 0.0, np.inf)
     if grid.is_symmetric:
-        span = arithmetic.where(-low > high, -low, high) / grid.high
+        span = arithmetic.divide(arithmetic.where(-low > high, -low, high), grid.high)
     else:
-        span = (high - low) / (grid.high - grid.low)
+        span = arithmetic.divide(high - low, grid.high - grid.low)
     scale = arithmetic.where(span > float(np.finfo(np.float32).tiny), span, 1.0)
     if grid.is_symmetric:
         return scale, scale * 0

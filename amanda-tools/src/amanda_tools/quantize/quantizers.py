@@ -42,6 +42,7 @@ class Quantizer:
         step: the framework's variable of it; there when it has run once.
         remaining: executions that are still to be observed.
         parameter: path of the parameter that the input is; None for others.
+        shape: of a weight.
     """
 
     options: QuantizeOptions
@@ -60,6 +61,7 @@ class Quantizer:
     step: Any = None
     remaining: int = 0
     parameter: str | None = None
+    shape: tuple[int, ...] = ()
     _observer: RangeObserver | None = None
     _has_range: bool = False
     """True if anything but zeros has been observed."""
@@ -78,6 +80,7 @@ class Quantizer:
         # either.
         axes = weight.axes("OB") or weight.axes("C")
         self = cls(options, weight.index, "weight", bits, grid, axes if options.per_channel else ())
+        self.shape = shape_of(weight.value)
         if options.group:
             self.group_axis = weight.axis("I")
             if (size := weight.width("I")) % options.group:
@@ -299,10 +302,14 @@ class Quantizer:
         if self.grid.number == "int" and final is not None:
             if self.factors is not None:
                 yield Function(op_id, self.index, self._alone().divided)
-            axis = self.axes[0] if len(self.axes) == 1 else None
-            group = 0
+            axis, group = self.axes[0] if len(self.axes) == 1 else None, 0
+            rest = [place for place in range(len(self.shape)) if place not in self.axes]
             if self.group_axis is not None:
                 axis, group = self.group_axis, self.options.group
+            elif len(self.axes) > 1 and len(rest) == 1:
+                # The same as a group of all positions on the only other axis.
+                axis, group = rest[0], self.shape[rest[0]]
+                final = tuple(part.reshape(self._beside(self.shape)) for part in final)
             given = (*final, int(self.grid.low), int(self.grid.high), axis, group, self.integers)
             yield Rounding(op_id, self.index, *given, divides=self.step is not None)
             return

@@ -180,6 +180,9 @@ class Arithmetic(TensorReader, Protocol):
     def sigmoid(self, tensor: Any, /) -> Any:
         """Logistic function."""
 
+    def divide(self, tensor: Any, number: Any, /) -> Any:
+        """Divide; in graphs also by a constant with the bits of a division."""
+
     def round(self, tensor: Any, /) -> Any:
         """Round to the nearest integer, halves to even."""
 

@@ -101,6 +101,7 @@ class ArrayArithmetic(BitsOfArrays):
     # -- elementwise ------------------------------------------------------
 
     round = staticmethod(np.round)
+    divide = staticmethod(np.divide)
     clip = staticmethod(np.clip)
     where = staticmethod(np.where)
 

@@ -321,6 +321,7 @@ class TorchArithmetic(Arithmetic):
     relu = staticmethod(torch.relu)
     sigmoid = staticmethod(torch.sigmoid)
     round = staticmethod(torch.round)
+    divide = staticmethod(torch.div)
 
     def clip(self, tensor: Any, low: Any, high: Any, /) -> Any:
         if not torch.is_grad_enabled():

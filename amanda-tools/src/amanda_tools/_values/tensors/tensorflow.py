@@ -111,6 +111,8 @@ class TensorFlowArithmetic(BitsOfArrays):
     relu = staticmethod(tf.nn.relu)
     sigmoid = staticmethod(tf.sigmoid)
     round = staticmethod(tf.round)
+    # The optimizer of graphs multiplies by the reciprocal of a constant that divides (2.21).
+    divide = staticmethod(tf.math.divide_no_nan)
     clip = staticmethod(tf.clip_by_value)
     where = staticmethod(tf.where)
 
