@@ -68,8 +68,9 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         patches.wrap(_internals.AtomicFunction, "call_flat", _calling_in_tool_code)
         patches.wrap(_internals.TapeGradientFunctions, "record", _recording_call)
         patches.wrap(tf.saved_model, "save", self._saving)
-        if keras := sys.modules.get("keras"):
-            patches.wrap(keras.Model, "save", self._saving)
+        # Keras itself imports TensorFlow, before it defines its classes.
+        if model := getattr(sys.modules.get("keras"), "Model", None):
+            patches.wrap(model, "save", self._saving)
 
     def _saving(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         """The patch of functions that save a model: without what tools change, which is told."""

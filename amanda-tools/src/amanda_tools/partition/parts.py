@@ -135,7 +135,8 @@ class PartsExporter(Exporter):
             torch.export.save(program, path)
             return [*torch.export.load(path).module()(*args)]
         with self._refusing("torch.onnx"):
-            torch.onnx.export(program, args, path, dynamo=True, verbose=False)
+            options = {"dynamo": True, "verbose": False, "external_data": False}
+            torch.onnx.export(program, args, path, **options)
         with self._refusing("ONNX Runtime"):
             return [torch.from_numpy(array) for array in checks.run_onnx(str(path), args)]
 
