@@ -78,6 +78,7 @@ ALL = {
     "speed": Picture(
         "", "#charts", "", 1300, 700, write=write_speed, folder=ROOT / "amanda-torch/docs"
     ),
+    "partition": Picture("partition:flops=0.3-", "section.model", height=640),
     "time-line": Picture("profile", "figure.chart.spans", height=600),
     "diff": Picture(
         *("diff:reference=before", "#charts, .tool", "train.py"),

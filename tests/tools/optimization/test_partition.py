@@ -283,25 +283,69 @@ def test_exports_that_cannot_be_are_refused_and_leave_nothing(tmp_path: Path) ->
         PartitionTool().export_parts(model, inputs, tmp_path)
 
 
+def run(folder: Path, options: str, program: str) -> Any:
+    (folder / "net.py").write_text(program)
+    words = "-m", "amanda", "run", "-t", f"partition:{options}", "-o", "out", "--", "net.py"
+    return run_python(*words, cwd=folder)
+
+
 def test_on_the_command_line(tmp_path: Path) -> None:
     """The model of the program is exported at its end; what cannot be is one line, and status 2."""
-    (tmp_path / "net.py").write_text(
+    program = (
         "import torch\nmodel = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])\n"
         "with torch.no_grad():\n    model(torch.ones(1, 8))\n"
     )
-
-    def run(options: str) -> Any:
-        words = "-m", "amanda", "run", "-t", f"partition:{options}", "-o", "out", "--", "net.py"
-        return run_python(*words, cwd=tmp_path)
-
-    done = run("outside=3,export=parts")
+    done = run(tmp_path, "outside=3,export=parts", program)
     assert done.returncode == 0, done.stderr
     assert "partition: 32 B on the cut" in done.stdout
     assert {path.name for path in (tmp_path / "parts").iterdir()} == {
         "part1.pt2", "part2.pt2", "parts.json",
     }  # fmt: skip
     for options in ("inside=7,export=other", "outside=3,export=net.py", "flops=1.0-"):
-        done = run(options)
+        done = run(tmp_path, options, program)
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1, done.stderr
         assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "shown", "refusal"),
+    [
+        (
+            "import keras\nmodel = keras.Sequential([keras.layers.Dense(8) for _ in range(4)])\n"
+            "model.predict(keras.ops.ones((2, 8)), verbose=0)\n",
+            "partition: 64 B on the cut (the least)", "nothing is exported",
+        ),
+        ("import torch\n(torch.ones(3) + 1).sum()\n", "partition: 12 B", "nothing is exported"),
+        ("import torch\n", "", "no forward pass of a model has been seen"),
+    ],
+)  # fmt: skip
+@pytest.mark.slow
+def test_what_is_no_model_of_pytorch_is_cut_and_not_exported(
+    program: str, shown: str, refusal: str, tmp_path: Path
+) -> None:
+    done = run(tmp_path, "export=parts", program)
+    assert done.returncode == 2
+    assert shown in done.stdout
+    assert re.fullmatch(f"amanda: error: partition: .*{refusal}.*\n", done.stderr), done.stderr
+    assert not (tmp_path / "parts").exists()
+
+
+def test_a_program_without_an_export_keeps_its_scope() -> None:
+    """Only an export, or an error, ends the scope before the exit functions run."""
+    model, inputs = branches()
+    assert not cut(model, inputs).needs_end
+    assert cut(model, inputs, inside="stm").needs_end
+    assert PartitionTool(export="parts").needs_end
+
+
+def test_compiled_models_are_cut_as_plain_ones() -> None:
+    model, inputs = cnn()
+    torch.compiler.reset()
+    compiled = cut(torch.compile(model, backend="eager"), inputs).result()
+    assert compiled["parts"] == cut(model, inputs).result()["parts"]
+
+
+def test_of_equal_cuts_the_most_even_is_taken() -> None:
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(6)])
+    assert [part["ops"] for part in cut(model, (torch.ones(1, 8),)).result()["parts"]] == [3, 3]

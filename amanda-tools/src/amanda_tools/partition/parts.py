@@ -28,6 +28,8 @@ class PartsExporter(Exporter):
     """
 
     def __init__(self, model: Any, inputs: Any) -> None:
+        if not isinstance(model, importlib.import_module("torch").nn.Module):
+            raise UnsupportedProgramError("partition: only models of PyTorch can be exported")
         if inputs is None:
             raise UnsupportedProgramError("partition: an export needs example inputs of the model")
         super().__init__("partition", None, model, inputs, fallback=False, op_filter=None)
@@ -92,7 +94,7 @@ class PartsExporter(Exporter):
         expected = checks.flat(module(*self._args, **kwargs))
         tolerance = 2e-6 if suffix == ".onnx" else 0.0
         results = [values[name] for name in names if name is not None]
-        if checks.difference(results, expected, tolerance) is None:
+        if checks.difference(checks.flat(results), expected, tolerance) is None:
             raise UnsupportedProgramError("partition: the parts compute another result")
         about = {"inputs": inputs, "outputs": names, "parts": rows}
         write_json(folder / "parts.json", about)
@@ -131,11 +133,12 @@ class PartsExporter(Exporter):
             program = torch.export.export(part, args)
         if path.suffix == ".pt2":
             torch.export.save(program, path)
-            return checks.flat(torch.export.load(path).module()(*args))
+            return [*torch.export.load(path).module()(*args)]
         with self._refusing("torch.onnx"):
-            torch.onnx.export(program, args, path, dynamo=True, verbose=False)
+            options = {"dynamo": True, "verbose": False, "external_data": False}
+            torch.onnx.export(program, args, path, **options)
         with self._refusing("ONNX Runtime"):
-            return checks.run_onnx(str(path), args, {})
+            return [torch.from_numpy(array) for array in checks.run_onnx(str(path), args)]
 
 
 def _is_in_place(node: Any) -> bool:

@@ -78,8 +78,6 @@ class PartitionTool(PrintingTool[PartitionOptions]):
     name = "partition"
     Options = PartitionOptions
     only_watches = True
-    # Read by `amanda run`: a refusal is its error.
-    needs_end = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -100,6 +98,11 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         self.add_inst_for_pass(self._begin)
         self.add_inst_for_pass(self._end, end=True)
         self.add_inst_for_op(self._analyse, require_outputs=True)
+
+    @property
+    def needs_end(self) -> bool:
+        """True if the end of a program exports the model, or is an error; read by `amanda run`."""
+        return self._folder is not None or bool(self.plan().refusal)
 
     def _begin(self, _: PointContext) -> None:
         self._calls += 1
