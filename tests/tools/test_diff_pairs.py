@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -155,3 +155,66 @@ def test_one_precision_against_another(how: str) -> None:
     assert found["only_here"] == found["only_in_reference"] == []
     assert found["agreeing"] == found["compared"] > 50
     assert 1e-4 < max(pair.relative for pair in tool.pairs()) < 0.05
+
+
+RENAMED = {
+    "vit.embeddings.cls_token": "cls_token", "vit.embeddings.position_embeddings": "pos_embed",
+    "vit.embeddings.patch_embeddings.projection": "patch_embed.proj", "vit.layers": "blocks",
+    "layernorm_before": "norm1", "layernorm_after": "norm2", "attention.o_proj": "attn.proj",
+    "vit.layernorm": "norm", "classifier": "head",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def vits() -> tuple[Any, Any]:
+    """Transformers' ViT, and timm's, which has one projection for queries, keys and values."""
+    config = models.transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        image_size=16, patch_size=8, num_labels=5, qkv_bias=False, layer_norm_eps=1e-6,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    split = models.transformers.ViTForImageClassification(config).eval()
+    fused = models.timm.models.VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=32, depth=2, num_heads=4, mlp_ratio=2, num_classes=5,
+        qkv_bias=False,
+    ).eval()  # fmt: skip
+    state = split.state_dict()
+    for i in range(2):
+        whole = [state.pop(f"vit.layers.{i}.attention.{x}_proj.weight") for x in "qkv"]
+        state[f"blocks.{i}.attn.qkv.weight"] = torch.cat(whole)
+    for old, new in RENAMED.items():
+        state = {name.replace(old, new): value for name, value in state.items()}
+    fused.load_state_dict(state)
+    return split, fused
+
+
+@pytest.mark.parametrize("kinds", [("activations",), ("weights", "activations", "gradients")])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_fused_projection_is_compared_in_pieces(
+    vits: Any, kinds: Sequence[str], turned: bool
+) -> None:
+    """All agrees, gradients too, whichever run is fused; an error is found in the piece."""
+    x = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+    def record(model: Any, **options: Any) -> DiffTool:
+        def run() -> None:
+            found = model(x)
+            getattr(found, "logits", found).square().sum().backward()
+
+        return recorded(run, tensors=kinds, **options)
+
+    split, fused = vits
+    one, other = (split, fused) if turned else (fused, split)
+    reference = record(other)
+    summary = record(one, reference=reference, tolerance=1e-3).summary()
+    assert summary["first"] is None
+    # The gradient of its input is a sum.
+    alone = [op for op in summary["only_here"] if "linear:0" in op and "/ViewBackward" not in op]
+    assert alone == []
+    fused.blocks[1].attn.qkv.weight.data[40, 0] += 0.5
+    wrong = record(one, reference=record(fused) if turned else reference, tolerance=1e-3)
+    fused.blocks[1].attn.qkv.weight.data[40, 0] -= 0.5
+    first = wrong.summary()["first"]
+    names = ["VisionTransformer.blocks.1.attn.qkv/linear:0[32:64]",
+             "ViTForImageClassification.vit.layers.1.attention.k_proj/linear:0"]  # fmt: skip
+    assert [first["id"], first["reference"]] == (names[::-1] if turned else names)

@@ -30,6 +30,7 @@ class TensorRecord:
         is_ordered: True if operators ran in the program's order, as outside of graphs.
         load: reads the values.
         phase: phase of its operator; ``forward`` in recordings without phases.
+        piece: what the id has after that of the operator, of a piece of its tensor.
     """
 
     id: str
@@ -44,6 +45,12 @@ class TensorRecord:
     is_ordered: bool
     load: Callable[[], Array]
     phase: str = "forward"
+    piece: str = ""
+
+    @property
+    def op_id(self) -> str:
+        """Id of the operator."""
+        return self.id.removesuffix(self.piece)
 
     @property
     def place(self) -> tuple[str, int]:

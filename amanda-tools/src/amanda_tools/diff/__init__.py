@@ -57,25 +57,18 @@ class DiffTool(DumpTool):
         super().__init__(**options)
         self._reference = _recording(self.options.reference)
         self.needs_folder = self._reference is None
-        self._pairs: tuple[int, list[Pair], dict[str, Counterpart]] | None = None
+        self._pairs: tuple[int, list[Pair]] | None = None
 
     def pairs(self) -> list[Pair]:
         """Return the corresponding tensors of both runs, in the order of this run."""
-        return self._compared()[0]
-
-    def _compared(self) -> tuple[list[Pair], dict[str, Counterpart]]:
-        """Return pairs and corresponding operators; computed anew only after further executions."""
         if self._reference is None:
-            return [], {}
+            return []
         # The comparison reads every tensor: it is kept until further operators have run.
         if self._pairs is None or self._pairs[0] != len(self.entries):
-            run = self.recording()
             align, tolerance = self.options.align, self.options.tolerance
-            ops = align_ops(run, self._reference, align, tolerance)
-            pairs = list(compare(run, self._reference, ops, tolerance))
-            ops = {pair.record.id: ops[pair.record.id] for pair in pairs}
-            self._pairs = (len(self.entries), pairs, ops)
-        return self._pairs[1], self._pairs[2]
+            aligned = align_ops(self.recording(), self._reference, align, tolerance)
+            self._pairs = len(self.entries), list(compare(*aligned, tolerance))
+        return self._pairs[1]
 
     # -- result -----------------------------------------------------------
 
@@ -90,7 +83,7 @@ class DiffTool(DumpTool):
             return super().op_rows()
         # The row of the operator, as in the results of all tools, with the comparison added.
         rows = {op_id: op.row() for op_id, op in self.described.items()}
-        return [{**rows[pair.record.id], **to_row(pair)} for pair in self.pairs()]
+        return [{**rows[pair.record.op_id], **to_row(pair)} for pair in self.pairs()]
 
     def summary(self) -> dict[str, Any]:
         """``first``, the first divergent tensor or null; counts; operators without a counterpart.
@@ -99,13 +92,14 @@ class DiffTool(DumpTool):
         """
         if self._reference is None:
             return {"recorded": True, **super().summary()}
-        pairs, ops = self._compared()
+        pairs = self.pairs()
         first = next((pair for pair in pairs if not pair.agrees), None)
         here = {entry.kind for entry in self.entries}
         theirs = {record.kind for record in self._reference.records}
         own = dict.fromkeys(entry.row["id"] for entry in self.entries if entry.kind in theirs)
         others = dict.fromkeys(r.id for r in self._reference.records if r.kind in here)
-        paired = {counterpart.id for counterpart in ops.values()}
+        both = [pair.record for pair in pairs], [pair.reference for pair in pairs]
+        ops, paired = ({one.op_id for one in side} for side in both)
         return {
             "recorded": False,
             "first": None if first is None else _about(first),

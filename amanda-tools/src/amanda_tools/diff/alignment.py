@@ -2,7 +2,7 @@
 
 ::
 
-    ops = align_ops(run, reference, "auto", tolerance=1e-3)
+    run, reference, ops = align_ops(run, reference, "auto", tolerance=1e-3)
     ops["Net.fc/linear:0"].id       # id of the corresponding operator of the reference
 """
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from amanda_tools._values.recordings import Recording, TensorRecord
 from amanda_tools.diff.comparison import Counterpart, compare_tensors
+from amanda_tools.diff.fused import split_fused
 
 # Scores of a pair of operators that are not equal in value. An alignment maximizes their sum; only
 # their order and that a better pair outweighs one or two worse ones matter.
@@ -43,7 +44,7 @@ _ONLY_SHAPE_AT_END = 2
 """Equal shapes after the last equal values, of types that the other run lacks."""
 
 _ONLY_TYPE = 1
-"""Score of a pair of the same type with other shapes."""
+"""Score of a pair of the same type with other shapes, of as many axes."""
 
 _NORM_TOLERANCE = 1e-9
 """Relative margin for rounding when candidates are looked up by their norms."""
@@ -51,8 +52,9 @@ _NORM_TOLERANCE = 1e-9
 
 def align_ops(
     run: Recording, reference: Recording, align: str, tolerance: float
-) -> dict[str, Counterpart]:
-    """Return corresponding operators: id in the run to the one in the reference.
+) -> tuple[Recording, Recording, dict[str, Counterpart]]:
+    """Return both runs, in which fused operators may be split, and corresponding operators: id in
+    the run to the one in the reference.
 
     Args:
         run: the run.
@@ -66,15 +68,17 @@ def align_ops(
     by_id = {i: i for i, r in ours.items() if i in theirs and theirs[i].type == r.type}
     are_most = 2 * len(by_id) >= min(len(ours), len(theirs))
     if align == "id" or (align == "auto" and are_most):
-        return {i: Counterpart(i, "id") for i in by_id}
+        return run, reference, {i: Counterpart(i, "id") for i in by_id}
+    run, reference, parts = split_fused(run, reference)
+    done = {counterpart.id for counterpart in parts.values()}
     pairs: dict[str, Counterpart] = {}
     for direction in ("forward", "backward"):
         mine, other = (
-            [record for record in ops.values() if record.direction == direction]
-            for ops in (ours, theirs)
+            [r for r in of.ops().values() if r.direction == direction and r.id not in paired]
+            for of, paired in ((run, parts), (reference, done))
         )
         pairs |= _by_value(mine, other, pairs, tolerance)
-    return pairs
+    return run, reference, pairs | parts
 
 
 def _by_value(
@@ -280,7 +284,7 @@ def _score(
     is_part = ours.is_part or theirs.is_part
     if ours.type == theirs.type:
         if ours.shape != theirs.shape:
-            return _ONLY_TYPE
+            return _ONLY_TYPE if len(ours.shape) == len(theirs.shape) else 0
         return _SAME_TYPE_IN_COMPOSITE if is_part else _score_types(ours, theirs, types)
     pair = (ours.type, theirs.type)
     if ours.shape != theirs.shape or _COPY in pair or is_part:

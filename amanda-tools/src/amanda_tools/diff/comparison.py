@@ -26,11 +26,12 @@ class Counterpart:
 
     Attributes:
         id: id of the operator in the reference.
-        by: criterion that paired them: ``id``, ``value`` or ``order``.
+        by: criterion that paired them: ``id``, ``value``, ``order``, or ``part`` of an operator
+            that computes at once what several of the other run compute.
     """
 
     id: str
-    by: Literal["id", "value", "order"]
+    by: Literal["id", "value", "order", "part"]
 
 
 @attrs.frozen
@@ -45,7 +46,7 @@ class Pair:
         largest: largest difference of two elements; None if the shapes differ.
         note: peculiarities: other shapes, another layout, elements that are not finite.
         agrees: True if the relative error is within the tolerance.
-        by: criterion that paired the operators: ``id``, ``value`` or ``order``.
+        by: criterion that paired the operators, as of :class:`Counterpart`.
     """
 
     record: TensorRecord
@@ -54,7 +55,7 @@ class Pair:
     largest: float | None
     note: str
     agrees: bool
-    by: Literal["id", "value", "order"] = "id"
+    by: Literal["id", "value", "order", "part"] = "id"
 
 
 def compare(

@@ -151,12 +151,10 @@ def run_onnx(
     Args:
         inputs: the first inputs, in order.
         given: the other ones, by name.
-        is_optimized: with its optimizer, and products of integers that do not overflow on x86
-            without VNNI.
+        is_optimized: with its optimizer.
     """
     ort = importlib.import_module("onnxruntime")
     options = ort.SessionOptions()
-    options.add_session_config_entry("session.x64quantprecision", "1")
     if not is_optimized:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
 from amanda.tools.alignment import AlignedOp
@@ -104,7 +105,13 @@ class EditedGraph:
         parameter = self._parameter(source)
         limits = (change.low, change.high, self._integer_type(change))
         if change.integers is not None or parameter is not None:
-            whole = self._integers(source, change, integers_of(change, parameter))
+            found = integers_of(change, parameter)
+            if self._is_onnx and limits[2] is self._torch.int8 and not change.is_small:
+                # On x86 without VNNI, ONNX Runtime's products of signed integers overflow.
+                zero, found = np.add(change.zero_point, 128), np.add(found, 128)
+                change = attrs.evolve(change, zero_point=zero, low=0, high=255)
+                limits = (0, 255, self._torch.uint8)
+            whole = self._integers(source, change, found)
         elif change.group:
             return self._graph.call_function(lambda value: changed(value, change), (source,))
         else:
@@ -194,33 +201,26 @@ def _onnx_groups(whole: Any, scale: Any, zero: Any, group: int, axis: int) -> An
     return symbolic(*given, dtype=scale.dtype, shape=whole.shape, version=21)
 
 
-def finish_onnx(model: Any, *, packs: bool) -> None:
-    """Give each constant that is dequantized a zero point of its own: ONNX Runtime makes both
-    unsigned in place (1.32, ``session.x64quantprecision``), and fails on a shared one.
-
-    Args:
-        model: the model of ONNX.
-        packs: store integers of 4 bits two to a byte.
-    """
+def packed_in_onnx(model: Any) -> None:
+    """Store the constant integers of 4 bits of a model of ONNX two to a byte."""
     onnx, graph = importlib.import_module("onnx"), model.graph
-    bytes_ = [each for each in graph.initializer if each.data_type == onnx.TensorProto.INT8]
+    int4, int8 = importlib.import_module("ml_dtypes").int4, onnx.TensorProto.INT8
+    bytes_ = [each for each in graph.initializer if each.data_type == int8]
     constants = {each.name: onnx.numpy_helper.to_array(each) for each in bytes_}
-    replaced = set[str]()
     for node in graph.node:
-        if node.op_type != "DequantizeLinear" or not constants.keys() >= {*node.input[::2]}:
-            continue
-        arrays = [constants[name] for name in node.input[::2]]
-        if packs and all((array == array.clip(-8, 7)).all() for array in arrays):
-            int4 = importlib.import_module("ml_dtypes").int4
-            arrays = [array.astype(int4) for array in arrays]
-        for name, array, place in zip([*node.input[::2]], arrays, (0, 2), strict=True):
-            if place or array.dtype != np.int8:
-                replaced.add(name)
-                node.input[place] = new = f"{node.name}_{name}"
-                graph.initializer.append(onnx.numpy_helper.from_array(array, new))
-    replaced -= {name for node in graph.node for name in node.input}
+        # The integers, and the zero point, which has their type.
+        names = [*node.input[::2]] if node.op_type == "DequantizeLinear" else []
+        found = [constants[name] for name in names if name in constants]
+        if found and len(found) == len(names) and all((a == a.clip(-8, 7)).all() for a in found):
+            for place, name in enumerate(names):
+                node.input[2 * place] = f"{name}_4"
+                if f"{name}_4" not in constants:
+                    new = onnx.numpy_helper.from_array(constants[name].astype(int4), f"{name}_4")
+                    graph.initializer.append(new)
+                    constants[new.name] = constants[name]
+    read = {name for node in graph.node for name in node.input}
     for field in (graph.initializer, graph.value_info):
-        for each in [each for each in field if each.name in replaced]:
+        for each in [each for each in field if each.name in constants and each.name not in read]:
             field.remove(each)
 
 

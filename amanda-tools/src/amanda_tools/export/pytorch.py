@@ -19,7 +19,7 @@ from amanda_tools._values.tensors import Array
 from amanda_tools.export import checks
 from amanda_tools.export.base import BaseExporter
 from amanda_tools.export.changes import Change, Exported, Mask, Rounding
-from amanda_tools.export.graphs import EditedGraph, finish_onnx
+from amanda_tools.export.graphs import EditedGraph, packed_in_onnx
 
 _ONNX_TOLERANCE = 2e-6
 
@@ -143,7 +143,8 @@ class Exporter(BaseExporter):
             if any(each.group or each.is_small for each in roundings):
                 options["opset_version"] = 21
             self._onnx = torch.onnx.export(program, self._args, **options).model_proto
-            finish_onnx(self._onnx, packs="opset_version" in options)
+            if "opset_version" in options:
+                packed_in_onnx(self._onnx)
             found: bytes = self._onnx.SerializeToString()
             return found
 
