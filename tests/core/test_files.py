@@ -13,7 +13,7 @@ import pytest
 
 from amanda.engine.notes import note
 from amanda.errors import AmandaError, AmandaWarning, CoverageWarning, FileError, SelectionError
-from amanda.files import new_beside, read_json, read_text, replaced, write_json
+from amanda.files import new_beside, put_beside, read_json, read_text, replaced, write_json
 from amanda.python.text import printable
 from amanda.results import Table
 from amanda.tools.reporting import plain_text
@@ -71,6 +71,43 @@ def test_the_name_of_a_file_being_written_cannot_be_foreseen(
     with pytest.raises(FileExistsError):
         write_json(path, {})
     assert not other.exists()
+
+
+def put(path: Path) -> None:
+    """Put a folder there that has a file."""
+    with put_beside(path, ("mark", "data")) as partial:
+        partial.mkdir()
+        (partial / "mark").write_text("new")
+
+
+def test_a_folder_is_replaced_by_one_of_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one, or a file, stays, and so does an earlier one that cannot be replaced."""
+    path = tmp_path / "result"
+    for _ in range(2):
+        put(path)
+        assert (path / "mark").read_text() == "new"
+        (path / "data").touch()
+    replace = os.replace
+
+    def failing(source: Path, target: Path) -> None:
+        if (Path(source) / "mark").exists() and Path(source).parent != tmp_path:
+            monkeypatch.setattr("os.replace", replace)
+            raise OSError(errno.EBUSY, "busy")
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", failing)
+    with pytest.raises(OSError, match="busy"):
+        put(path)
+    assert sorted(os.listdir(path)) == ["data", "mark"]
+    (path / "precious").touch()
+    with pytest.raises(FileExistsError, match="another folder is there"):
+        put(path)
+    with pytest.raises(FileExistsError, match="a file is there"):
+        put(path / "precious")
+    assert sorted(os.listdir(path)) == ["data", "mark", "precious"]
+    assert os.listdir(tmp_path) == ["result"]
 
 
 def test_results_have_the_permissions_of_other_files(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from importlib import metadata
 
 import pytest
 
+from amanda.errors import CapabilityError
 from amanda.interface.driver import Driver
 from amanda.registry import drivers
 from amanda_tensorflow import plugin
@@ -147,3 +148,15 @@ def test_a_missing_method_that_another_one_calls_is_a_difference(
     name = "_get_gradient_function"
     monkeypatch.delattr(concrete_function.ConcreteFunction, name)
     assert _internals.missing("function") == [f"no ConcreteFunction.{name}"]
+
+
+def test_the_methods_that_only_an_alignment_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorflow.lite.python import interpreter
+
+    from amanda_tensorflow import _internals
+
+    assert _internals.missing("lite") == []
+    monkeypatch.delattr(interpreter.Interpreter, "_get_ops_details")
+    with pytest.raises(CapabilityError, match=r"no Interpreter\._get_ops_details, which the lite"):
+        list(_internals.lite_operators(None))
+    assert _internals.missing("eager") == []

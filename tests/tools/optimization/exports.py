@@ -1,6 +1,6 @@
 """Exported models: which operators have nodes, and how far quantized and pruned ones differ.
 
-``python -m tests.tools.optimization.exports`` prints the table of amanda-tools/docs/quantize.md;
+``python -m tests.tools.optimization.exports`` prints the tables of amanda-tools/docs/quantize.md;
 ``--write`` puts it there, and names of models print theirs only. Minutes, with ONNX Runtime.
 """
 
@@ -158,13 +158,20 @@ def main(words: Sequence[str]) -> None:
     """The command."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    found = table([word for word in words if word != "--write"] or MODELS)
+    from tests.tools.optimization import exports_keras
+
+    own = exports_keras.MODELS
+    named = [word for word in words if word != "--write"] or [*MODELS, *own]
+    found = {"exports": table([name for name in named if name not in own])}
+    found["keras exports"] = exports_keras.table([name for name in named if name in own])
     if "--write" not in words:
-        print(found)
+        print(*found.values(), sep="\n")
         return
     text = DOCUMENT.read_text(encoding="utf-8")
-    block = re.compile(r"(?<=<!-- exports -->\n).*?(?=<!-- end -->)", re.DOTALL)
-    DOCUMENT.write_text(block.sub(f"\n{found}\n", text), encoding="utf-8")
+    for mark, rows in found.items():
+        block = re.compile(rf"(?<=<!-- {mark} -->\n).*?(?=<!-- end -->)", re.DOTALL)
+        text = block.sub(f"\n{rows}\n", text)
+    DOCUMENT.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

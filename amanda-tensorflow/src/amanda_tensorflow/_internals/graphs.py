@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import attrs
-import tensorflow as tf
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 from tensorflow.python.framework import function_def_to_graph, ops
 

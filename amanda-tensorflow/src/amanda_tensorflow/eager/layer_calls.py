@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from amanda.state import STATE
@@ -37,7 +38,14 @@ def is_symbolic(args: Sequence[Any]) -> bool:
 
 
 def _tensors(value: Any) -> Sequence[Any]:
-    return [item for item in tf.nest.flatten(value) if item is not None and is_tensor(item)]
+    """The tensors that a layer is given or gives, and the arrays of numbers as such."""
+    found = []
+    for item in tf.nest.flatten(value):
+        if isinstance(item, np.ndarray) and item.dtype.kind in "biuf":
+            found.append(tf.convert_to_tensor(item))
+        elif item is not None and is_tensor(item):
+            found.append(item)
+    return found
 
 
 def apart(vanilla: Callable[..., Any], tracker: EagerTracker) -> Callable[..., Any]:

@@ -30,9 +30,10 @@ def telling(vanilla: Callable[..., Any]) -> Callable[..., Any]:
         new = [tool for tool in tools if hasattr(tool, "export_model") and tool not in _TOLD]
         if new:
             _TOLD.update(new)
+            names = ", ".join(type(tool).__name__ for tool in new)
             warnings.warn(
-                f"the model is saved without the changes of {', '.join(type(t).__name__ for t in new)}"
-                "; tool.export_model(model, example_inputs, path) writes it with them",
+                f"the model is saved without the changes of {names}; "
+                "tool.export_model(model, example_inputs, path) writes it with them",
                 CoverageWarning,
                 stacklevel=2,
             )
@@ -41,5 +42,14 @@ def telling(vanilla: Callable[..., Any]) -> Callable[..., Any]:
     return named_as(vanilla, save)
 
 
-install = BaseClass("models", "Model", {"keras": "save", "tf_keras": "save"}, telling).install
-"""Have the models of Keras warn from now on; harmless when called twice."""
+# Keras imports the module of tf.saved_model anew, whose patch export() then does not call (3.15).
+_METHODS = [
+    BaseClass("models", "Model", {"keras": name, "tf_keras": name}, telling)
+    for name in ("save", "export")
+]
+
+
+def install() -> None:
+    """Have the models of Keras warn from now on; harmless when called twice."""
+    for method in _METHODS:
+        method.install()

@@ -6,6 +6,7 @@ import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,12 @@ class Exporter(BaseExporter):
     def __init__(self, name: str, tool: Any, model: Any, inputs: Any, **options: Any) -> None:
         super().__init__(name, tool, model, inputs, **options)
         self._keras, self._tf = map(importlib.import_module, ("keras", "tensorflow"))
-        flat = self._tf.nest.flatten(inputs)
-        self._given = tuple(self._tf.convert_to_tensor(value) for value in flat)
+        given = [self._tf.convert_to_tensor(value) for value in self._tf.nest.flatten(inputs)]
+        self._own = getattr(model, "inputs", None) or ()
+        if len(self._own) == len(given):
+            # As Keras itself converts them.
+            given = [self._tf.cast(x, own.dtype) for x, own in zip(given, self._own, strict=True)]
+        self._given = tuple(given)
         self._names: list[str] = []
         self._in_floats = set[str]()
         """In LiteRT, ids of the operators that multiply rounded floating-point numbers."""
@@ -60,7 +65,7 @@ class Exporter(BaseExporter):
         for change in changes:
             weight = weights.of_op(change.op, change.input)
             is_weight = weight is not None and weight.variable is not None
-            if is_weight and self._has_own_scales(change, len(weight.value.shape)):
+            if weight is not None and _is_in_floats(change, len(weight.value.shape)):
                 self._in_floats.add(change.op)
             if reason := self._reason(change, path.suffix, is_weight):
                 self._leave(change.op, f"{_NAMES[path.suffix]} cannot express its change: {reason}")
@@ -89,12 +94,6 @@ class Exporter(BaseExporter):
         inside = change.input or type(layer).__name__ not in _PRODUCTS
         return f"input {change.input} is within a {type(layer).__name__}" if inside else ""
 
-    def _has_own_scales(self, change: Change, rank: int) -> bool:
-        """True if a weight has several scales, with which LiteRT cannot multiply it."""
-        # It has no groups, and the converter fails on the transposed weight of a product (2.21).
-        is_rounding = isinstance(change, Rounding) and change.axis is not None
-        return is_rounding and (bool(change.group) or rank < 4)
-
     def _layer_of(self, op_id: str) -> Any:
         """Return the layer that has made an operator, or the one around it that tells no layers."""
         layer, names = self._model, op_id.split("/")[1:-1]
@@ -114,7 +113,7 @@ class Exporter(BaseExporter):
                 if weight is None or weight.variable is None:
                     others.append(change)
                 else:
-                    weight.variable.change(lambda value, own=change: checks.changed(value, own))
+                    weight.variable.change(partial(checks.changed, change=change))
             yield others
         finally:
             self._model.set_weights(before)
@@ -124,16 +123,15 @@ class Exporter(BaseExporter):
             self._with_roundings(self._model, others, self._model.name).save(path)
             return
         if path.suffix == ".tflite":
-            small = [c for c in kept if isinstance(c, Rounding) and c.high <= 127]
-            weights = [attrs.evolve(c, low=-127, high=127) for c in small if c not in others]
-            given = [c for c in weights if c.op not in self._in_floats]
-            others = [c if c.op in self._in_floats else self._for_lite(c) for c in (*others, *given)]
+            lite = (self._for_lite(change, is_weight=change not in others) for change in kept)
+            others = [change for change in lite if change is not None]
         serve, module = self._served(others)
         if path.suffix != ".tflite":
             self._tf.saved_model.save(module, str(path), signatures={_SIGNATURE: serve})
             return
         converter = self._tf.lite.TFLiteConverter.from_concrete_functions([serve], module)
-        converter.optimizations = [self._tf.lite.Optimize.DEFAULT] if others else []
+        if any(isinstance(change, Function) for change in others):
+            converter.optimizations = [self._tf.lite.Optimize.DEFAULT]
         path.write_bytes(converter.convert())
 
     def _with_roundings(self, model: Any, changes: Sequence[Change], place: str) -> Any:
@@ -148,7 +146,7 @@ class Exporter(BaseExporter):
             if inner and getattr(layer, "inputs", None):
                 layer, inner = self._with_roundings(model.get_layer(layer.name), inner, own), []
             for change in inner:
-                if change.op.endswith(f":{calls[own]}"):
+                if isinstance(change, Rounding) and change.op.endswith(f":{calls[own]}"):
                     args = (_rounded(keras.ops, args[0], change), *args[1:])
             calls[own] += 1
             return layer(*args, **kwargs)
@@ -167,7 +165,7 @@ class Exporter(BaseExporter):
         Raises:
             UnsupportedProgramError: an operator that is changed is not in the function.
         """
-        tf, own = self._tf, getattr(self._model, "inputs", None) or ()
+        tf, own = self._tf, self._own
         shapes = [each.shape for each in own] or [(None, *v.shape[1:]) for v in self._given]
         self._names = [each.name for each in own] or [f"input_{i}" for i in range(len(shapes))]
         types = [value.dtype for value in self._given]
@@ -180,7 +178,7 @@ class Exporter(BaseExporter):
             call = next(each for each in made if each is not None)
         applied.check(changes)
 
-        @tf.function(input_signature=specs)
+        @tf.function(input_signature=specs)  # type: ignore[untyped-decorator]
         def serve(*given: Any) -> dict[str, Any]:
             return {f"output_{i}": output for i, output in enumerate(call(*given))}
 
@@ -197,8 +195,13 @@ class Exporter(BaseExporter):
 
         return run
 
-    def _for_lite(self, change: Rounding) -> Function:
-        """Return a rounding as the operator by which the converter knows one."""
+    def _for_lite(self, change: Change, is_weight: bool) -> Change | None:
+        """Return a rounding as the operator by which the converter knows one; None for a weight
+        that stays in floating point, with the values that it has now."""
+        if not isinstance(change, Rounding) or change.op in self._in_floats:
+            return None if is_weight else change
+        if is_weight:
+            change = attrs.evolve(change, low=-127, high=127)
         tf, axis, is_narrow = self._tf, change.axis, change.high - change.low == 254
         scale = np.ravel(change.scale).astype(np.float32)
         bounds = [
@@ -293,6 +296,14 @@ class Exporter(BaseExporter):
     def _by_op(self, program: Any, values: Mapping[str, Array]) -> dict[str, Array]:
         """Return the values of nodes of a program by the ids of the operators that give them."""
         return checks.by_op(amanda.align(self._model, self._inputs, program), values)
+
+
+def _is_in_floats(change: Change, rank: int) -> bool:
+    """True if LiteRT cannot multiply integers of a weight: in groups, of more than 8 bits, or with
+    a scale per channel, on which its converter fails for products (2.21)."""
+    if not isinstance(change, Rounding):
+        return False
+    return bool(change.group) or change.high > 127 or (change.axis is not None and rank < 4)
 
 
 def _rounded(ops: Any, value: Any, change: Rounding) -> Any:

@@ -83,7 +83,8 @@ def fake_float(tensor: Any, scale: Any, number: str) -> Any:
     dtype, largest = FLOATS[number]
     wide = arithmetic.widen(tensor)
     scale = arithmetic.cast_like(scale, wide)
-    rounded = arithmetic.round_trip(arithmetic.clip(arithmetic.divide(wide, scale), -largest, largest), dtype)
+    scaled = arithmetic.divide(wide, scale)
+    rounded = arithmetic.round_trip(arithmetic.clip(scaled, -largest, largest), dtype)
     return arithmetic.cast_like(rounded * scale, tensor)
 
 

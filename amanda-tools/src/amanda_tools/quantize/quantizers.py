@@ -189,8 +189,11 @@ class Quantizer:
 
     def divided(self, tensor: Any) -> Any:
         """Return the tensor in float32, its channels divided by the factors of smoothing."""
-        wide = arithmetic_of(tensor).widen(tensor)
-        return wide if self.factors is None else wide / self._constant("factors", tensor)
+        arithmetic = arithmetic_of(tensor)
+        wide = arithmetic.widen(tensor)
+        if self.factors is None:
+            return wide
+        return arithmetic.divide(wide, self._constant("factors", tensor))
 
     def _rounded(self, tensor: Any, scale: Any, zero: Any) -> Any:
         if self.grid.number != "int":
@@ -309,7 +312,8 @@ class Quantizer:
             elif len(self.axes) > 1 and len(rest) == 1:
                 # The same as a group of all positions on the only other axis.
                 axis, group = rest[0], self.shape[rest[0]]
-                final = tuple(part.reshape(self._beside(self.shape)) for part in final)
+                beside = self._beside(self.shape)
+                final = final[0].reshape(beside), final[1].reshape(beside)
             given = (*final, int(self.grid.low), int(self.grid.high), axis, group, self.integers)
             yield Rounding(op_id, self.index, *given, divides=self.step is not None)
             return
