@@ -308,14 +308,16 @@ def test_on_the_command_line(tmp_path: Path) -> None:
         assert not (tmp_path / "other").exists()
 
 
+KERAS = (
+    "import keras\nmodel = keras.Sequential([keras.layers.Dense(8) for _ in range(4)])\n"
+    "model.predict(keras.ops.ones((2, 8)), verbose=0)\n"
+)
+
+
 @pytest.mark.parametrize(
     ("program", "shown", "refusal"),
     [
-        (
-            "import keras\nmodel = keras.Sequential([keras.layers.Dense(8) for _ in range(4)])\n"
-            "model.predict(keras.ops.ones((2, 8)), verbose=0)\n",
-            "partition: 64 B on the cut (the least)", "nothing is exported",
-        ),
+        (KERAS, "partition: 64 B on the cut (the least)", "nothing is exported"),
         ("import torch\n(torch.ones(3) + 1).sum()\n", "partition: 12 B", "nothing is exported"),
         ("import torch\n", "", "no forward pass of a model has been seen"),
     ],

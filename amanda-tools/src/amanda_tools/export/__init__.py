@@ -57,7 +57,7 @@ def export_model(
     reciprocal, which rounds a few values to the next integer.
 
     Args:
-        tool: the tool, which has run the model.
+        tool: the tool, which has run the model; None exports it as it is.
         model: the module of PyTorch, or the model of Keras.
         example_inputs: a tuple of arguments, a dictionary of keyword arguments, or a tensor.
         path: the file; its suffix is the format, one of `FORMATS`. ``.safetensors`` holds the
@@ -72,7 +72,7 @@ def export_model(
         AmandaError: the tool is not ready.
         OSError: the file cannot be written. An earlier file is as it was.
     """
-    target, name = Path(path), getattr(tool, "name", type(tool).__name__)
+    target, name = Path(path), getattr(tool, "name", type(tool).__name__) if tool else "export"
     exporter = _exporter_of(model, target, name)
     if example_inputs is None:
         raise UnsupportedProgramError(f"{name}: an export needs example inputs of the model")
@@ -81,8 +81,6 @@ def export_model(
     given = name, tool, model, example_inputs
     made: Exported = exporter(*given, fallback=fallback, op_filter=op_filter).write(target)
     return made
-
-
 
 
 def _exporter_of(model: Any, path: Path, name: str) -> Any:
