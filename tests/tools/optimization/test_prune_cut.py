@@ -168,7 +168,7 @@ def test_what_cannot_be_cut_is_left_by_name() -> None:
     found = tool.result()["summary"]["cut"]
     assert {row["layer"] for row in found["layers"]} == {"1.linear1", "2"}
     assert found["left"] == {
-        "0": "its channels reach a LayerNorm",
+        **dict.fromkeys(("0", "1.linear2"), "its channels reach a LayerNorm"),
         "3": "it is excluded",
         "4": "its channels reach an output of the model",
     }
@@ -195,7 +195,7 @@ def test_models_that_cannot_be_cut_are_refused(monkeypatch: pytest.MonkeyPatch) 
     for given, message in (
         ((model, torch.rand(1, 4)), "nothing can be cut: .*an output of the model"),
         ((nn.ReLU(), torch.rand(1, 4)), "nothing can be cut: "),
-        ((nn.Sequential(model, model), torch.rand(1, 5)), "nothing can be cut|refuses"),
+        ((nn.Sequential(model, model), torch.rand(1, 5)), "the model cannot be cut: RuntimeError"),
         ((model, None), "needs example inputs"),
         ((lambda x: x, torch.rand(1)), "for models of PyTorch"),
     ):

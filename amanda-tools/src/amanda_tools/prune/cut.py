@@ -50,6 +50,7 @@ _STAYING = {
 }  # fmt: skip
 """By Torch-Pruning's types of operators, what keeps the channels that reach it."""
 
+_LAYERS = ("CONV", "DEPTHWISE_CONV", "LINEAR")
 _TOLERANCE = 1e-5
 _RUNS = 5
 
@@ -94,7 +95,7 @@ class _Channels:
     def mask(self, masked: Any, graph: Any) -> None:
         names = {module: name for name, module in graph.model.named_modules()}
         for dep, channels in self.group(graph):
-            is_layer = dep.target.type.name in ("CONV", "LINEAR")
+            is_layer = dep.target.type.name in _LAYERS
             if is_layer and not graph.is_out_channel_pruning_fn(dep.handler):
                 reader = masked.get_submodule(names[dep.target.module])
                 reader.weight.data.transpose(0, getattr(reader, "transposed", False) ^ 1)[
@@ -171,8 +172,15 @@ class StructuralPruning:
             raise UnsupportedProgramError("prune: cut=true needs example inputs of the model")
         if STATE.scopes:
             raise UnsupportedProgramError("prune: a model is cut after the with-block has ended")
-        cutting = _Cutting(self._options, copy.deepcopy(model).eval(), example_inputs)
-        smaller, self.found = cutting.cut()
+        try:
+            cutting = _Cutting(self._options, copy.deepcopy(model).eval(), example_inputs)
+            smaller, self.found = cutting.cut()
+        except UnsupportedProgramError:
+            raise
+        except Exception as error:
+            raise UnsupportedProgramError(
+                f"prune: the model cannot be cut: {_text_of(error)}"
+            ) from error
         given = dict(model.named_parameters())
         for name, parameter in smaller.named_parameters():
             parameter.requires_grad_(given[name].requires_grad)
@@ -281,12 +289,13 @@ class _Cutting:
         for group in (graph := self._graph(model)).get_all_groups():
             ends = [dep.target for dep, _ in group if graph.is_out_channel_pruning_fn(dep.handler)]
             if not any(names.get(node.module) in projections for node in ends):
-                root = names[group[0].dep.target.module]
                 if reason := next(filter(None, map(_reason_to_stay, ends)), ""):
-                    self.left[root] = f"its channels reach {reason}"
+                    layers = [node for node in ends if node.type.name in _LAYERS]
+                    why = f"its channels reach {reason}"
+                    self.left |= {names[node.module]: why for node in layers}
                 else:
-                    weakest = self._weakest(importance(group))
-                    found.append(_Channels(root, len(group[0].idxs), weakest))
+                    root, weakest = group[0].dep.target.module, self._weakest(importance(group))
+                    found.append(_Channels(names[root], len(group[0].idxs), weakest))
         return found
 
     # -- the result -----------------------------------------------------------
@@ -303,7 +312,7 @@ class _Cutting:
                 piece.remove(graph)
             found, expected = self._outputs(smaller), self._outputs(masked)
         except Exception as error:
-            return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            return _text_of(error)
         gap = checks.difference(found, expected, _TOLERANCE)
         return "the smaller model computes another result" if gap is None else (smaller, gap)
 
@@ -334,6 +343,10 @@ class _Cutting:
         totals = [each["flops"] for each in flops]
         pairs = [(a, b) for a, b in (sizes, totals, medians)]
         return Cut(rows, self.left, difference, pairs[0], pairs[1], is_bound, pairs[2])
+
+
+def _text_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _has_gradient(leaf: Any) -> bool:

@@ -112,4 +112,4 @@ class PruneOptions:
     @property
     def types(self) -> Sequence[str]:
         """Types of the ops that are pruned."""
-        return self.ops or default_types(f"prune:{self.method}")
+        return self.ops or default_types(f"prune:{'magnitude' if self.cut else self.method}")
