@@ -50,6 +50,7 @@ _STAYING = {
 }  # fmt: skip
 """By Torch-Pruning's types of operators, what keeps the channels that reach it."""
 
+_ATTENTION = ("ScaledDotProduct", "Softmax", "Bmm")
 _LAYERS = ("CONV", "DEPTHWISE_CONV", "LINEAR")
 _TOLERANCE = 1e-5
 _RUNS = 5
@@ -214,8 +215,8 @@ class _Cutting:
             pieces = [piece for piece in pieces if piece.layer not in reasons]
             found = self._tried(pieces)
         if not pieces or isinstance(found, str):
-            reasons = "; ".join(f"{layer}: {why}" for layer, why in [*self.left.items()][:3])
-            raise UnsupportedProgramError(f"prune: nothing can be cut: {reasons or found}")
+            left = "; ".join(f"{layer}: {why}" for layer, why in [*self.left.items()][:3])
+            raise UnsupportedProgramError(f"prune: nothing can be cut: {left or found}")
         return found[0], self._measured(pieces, *found)
 
     def _weakest(self, norms: Any) -> list[int]:
@@ -286,16 +287,20 @@ class _Cutting:
         model, found = copy.deepcopy(self._model), []
         names = {module: name for name, module in model.named_modules()}
         importance = self._pruning.importance.GroupMagnitudeImportance(p=2)
-        for group in (graph := self._graph(model)).get_all_groups():
-            ends = [dep.target for dep, _ in group if graph.is_out_channel_pruning_fn(dep.handler)]
-            if not any(names.get(node.module) in projections for node in ends):
-                if reason := next(filter(None, map(_reason_to_stay, ends)), ""):
-                    layers = [node for node in ends if node.type.name in _LAYERS]
-                    why = f"its channels reach {reason}"
-                    self.left |= {names[node.module]: why for node in layers}
-                else:
-                    root, weakest = group[0].dep.target.module, self._weakest(importance(group))
-                    found.append(_Channels(names[root], len(group[0].idxs), weakest))
+        graph = self._graph(model)
+        ends = [module for module, node in graph.module2node.items() if _reaches_attention(node)]
+        known = [model.get_submodule(path) for path in projections]
+        layers = [names[module] for module in ends if module in names and module not in known]
+        self.left |= dict.fromkeys(layers, "its channels reach a softmax")
+        # Of rotary embeddings the search would not end.
+        for group in graph.get_all_groups(ignored_layers=ends + known):
+            nodes = [dep.target for dep, _ in group if graph.is_out_channel_pruning_fn(dep.handler)]
+            if reason := next(filter(None, map(_reason_to_stay, nodes)), ""):
+                layers = [names[node.module] for node in nodes if node.type.name in _LAYERS]
+                self.left |= dict.fromkeys(layers, f"its channels reach {reason}")
+            else:
+                root, weakest = group[0].dep.target.module, self._weakest(importance(group))
+                found.append(_Channels(names[root], len(group[0].idxs), weakest))
         return found
 
     # -- the result -----------------------------------------------------------
@@ -322,11 +327,12 @@ class _Cutting:
 
     def _measured(self, pieces: Sequence[Any], smaller: Any, difference: float) -> Cut:
         models = self._model, smaller
-        flops, seconds = [], tuple[list[float], list[float]](([], []))
+        flops, seconds = list[Any](), (list[float](), list[float]())
         for model in models:
-            with amanda.apply(tool := amanda.tools.load("flops")()):  # type: ignore[call-arg]
+            tool: Any = amanda.tools.load("flops")()
+            with amanda.apply(tool):
                 self._outputs(model)
-            flops.append(tool.summary())  # type: ignore[attr-defined]
+            flops.append(tool.summary())
         for _ in range(_RUNS + 1):
             for model, times in zip(models, seconds, strict=True):
                 begin = time.perf_counter()
@@ -338,11 +344,16 @@ class _Cutting:
             for piece in pieces
         ]  # fmt: skip
         sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
-        is_bound = any(each["bound"] for each in flops)
         medians = [float(np.median(times[1:])) for times in seconds]
-        totals = [each["flops"] for each in flops]
-        pairs = [(a, b) for a, b in (sizes, totals, medians)]
-        return Cut(rows, self.left, difference, pairs[0], pairs[1], is_bound, pairs[2])
+        return Cut(
+            rows,
+            self.left,
+            difference,
+            parameters=(sizes[0], sizes[1]),
+            flops=(flops[0]["flops"], flops[1]["flops"]),
+            is_bound=any(each["bound"] for each in flops),
+            seconds=(medians[0], medians[1]),
+        )
 
 
 def _text_of(error: Exception) -> str:
@@ -351,6 +362,19 @@ def _text_of(error: Exception) -> str:
 
 def _has_gradient(leaf: Any) -> bool:
     return getattr(leaf, "grad_fn", None) is not None
+
+
+def _reaches_attention(layer: Any) -> bool:
+    """Return True if an attention, or another softmax, reads a layer in Torch-Pruning's graph."""
+    if layer.type.name not in _LAYERS:
+        return False
+    ahead, seen = [*layer.outputs], set[Any]()
+    while ahead:
+        node = ahead.pop()
+        if node not in seen and node.type.name not in _LAYERS:
+            seen.add(node)
+            ahead += node.outputs
+    return any(word in str(node.name) for node in seen for word in _ATTENTION)
 
 
 def _reason_to_stay(node: Any) -> str:
