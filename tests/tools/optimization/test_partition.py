@@ -201,7 +201,7 @@ def test_limits_of_flops_and_of_memory_hold() -> None:
     ],
 )
 def test_parts_compute_what_the_model_does(
-    make: Callable[[], Any], options: Any, format: str, tmp_path: Path
+    make: Callable[[], Any], options: Any, format: Any, tmp_path: Path
 ) -> None:
     """The export compares them; the model is as before, and the parts exchange what is told."""
     torch.manual_seed(0)
@@ -267,6 +267,7 @@ def test_exports_that_cannot_be_are_refused_and_leave_nothing(tmp_path: Path) ->
     tool, folder = cut(model, inputs, outside="narrow"), tmp_path / "parts"
     other = Branches().eval()
     other.narrow = nn.Sequential(other.narrow, nn.Tanh())  # type: ignore[assignment]
+    given: Any
     for given, message in (
         ((other, inputs), "the model has changed"),
         ((model, None), "needs example inputs"),
@@ -308,14 +309,16 @@ def test_on_the_command_line(tmp_path: Path) -> None:
         assert not (tmp_path / "other").exists()
 
 
+KERAS = (
+    "import keras\nmodel = keras.Sequential([keras.layers.Dense(8) for _ in range(4)])\n"
+    "model.predict(keras.ops.ones((2, 8)), verbose=0)\n"
+)
+
+
 @pytest.mark.parametrize(
     ("program", "shown", "refusal"),
     [
-        (
-            "import keras\nmodel = keras.Sequential([keras.layers.Dense(8) for _ in range(4)])\n"
-            "model.predict(keras.ops.ones((2, 8)), verbose=0)\n",
-            "partition: 64 B on the cut (the least)", "nothing is exported",
-        ),
+        (KERAS, "partition: 64 B on the cut (the least)", "nothing is exported"),
         ("import torch\n(torch.ones(3) + 1).sum()\n", "partition: 12 B", "nothing is exported"),
         ("import torch\n", "", "no forward pass of a model has been seen"),
     ],

@@ -61,7 +61,7 @@ def export_model(
     reciprocal, which rounds a few values to the next integer.
 
     Args:
-        tool: the tool, which has run the model.
+        tool: the tool, which has run the model; None exports it as it is.
         model: the module of PyTorch, or the model of Keras.
         example_inputs: a tuple of arguments, a dictionary of keyword arguments, or a tensor.
         path: the file; its suffix is the format, one of `FORMATS`. ``.safetensors`` holds the
@@ -76,7 +76,7 @@ def export_model(
         AmandaError: the tool is not ready.
         OSError: the file cannot be written. An earlier file is as it was.
     """
-    target, name = Path(path), getattr(tool, "name", type(tool).__name__)
+    target, name = Path(path), getattr(tool, "name", type(tool).__name__) if tool else "export"
     exporter = _exporter_of(model, target, name)
     if example_inputs is None:
         raise UnsupportedProgramError(f"{name}: an export needs example inputs of the model")

@@ -18,7 +18,7 @@ class BaseExporter:
 
     Args:
         name: name of the tool, for messages.
-        tool: the tool.
+        tool: the tool; None changes nothing.
         model: the model.
         inputs: example inputs.
         fallback: leave an operator whose change cannot be expressed as it is.
@@ -41,6 +41,8 @@ class BaseExporter:
         Raises:
             AmandaError: that is nothing, or not known yet.
         """
+        if self._tool is None:
+            return []
         if not (changes := list(self._tool.changes())):
             raise UnsupportedProgramError(
                 f"{self._name}: there is nothing to export; run the model under the tool first"
@@ -97,7 +99,7 @@ class BaseExporter:
         Raises:
             UnsupportedProgramError: it is too large.
         """
-        tool = checks.Applied(kept) if self.left else self._tool
+        tool = checks.Applied(kept) if self.left or not self._tool else self._tool
         given = model, inputs, tool
         expected = checks.outputs_under(*given, op_filter=self._filter)
         difference = checks.difference(found, expected, tolerance)

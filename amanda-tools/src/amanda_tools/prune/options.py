@@ -46,8 +46,10 @@ class PruneOptions:
         end: training step from which the masks do not change (static methods).
         every: training steps from one mask to the next (static methods).
         masks: file of masks to use instead of new ones (static methods).
+        cut: leave out the same channels for all samples, and heads of attention: bake= gets a
+            smaller model (channel, PyTorch).
         bake: file that amanda run exports the pruned PyTorch model to, .onnx, .pt2 or .safetensors
-            (static methods).
+            (static methods, cut=true).
     """
 
     method: Method = "magnitude"
@@ -59,7 +61,11 @@ class PruneOptions:
             lambda o: o.method != "nm" and not o.masks,
         ),
     )
-    ops: Sequence[str] = attrs.field(default=(), converter=type_names)
+    ops: Sequence[str] = attrs.field(
+        default=(),
+        converter=type_names,
+        metadata=applies_if("cut=false", lambda o: not o.cut),
+    )
     exclude: Sequence[str] = attrs.field(default=(), converter=type_names)
     scope: Literal["op", "global"] = attrs.field(default="op", metadata=_WITHOUT_MASKS)
     n: int = attrs.field(default=2, metadata=_makes_masks("nm"))
@@ -74,9 +80,14 @@ class PruneOptions:
         default=1, metadata=applies_if("a schedule: end=", lambda o: o.end > 0)
     )
     masks: str = ""
+    cut: bool = attrs.field(
+        default=False, metadata=applies_if("method=channel", lambda o: o.method == "channel")
+    )
     bake: str = attrs.field(
         default="",
-        metadata=applies_if("static methods", lambda o: o.method in STATIC_METHODS),
+        metadata=applies_if(
+            "static methods, or cut=true", lambda o: o.cut or o.method in STATIC_METHODS
+        ),
     )
 
     def __attrs_post_init__(self) -> None:
@@ -101,4 +112,4 @@ class PruneOptions:
     @property
     def types(self) -> Sequence[str]:
         """Types of the ops that are pruned."""
-        return self.ops or default_types(f"prune:{self.method}")
+        return self.ops or default_types(f"prune:{'magnitude' if self.cut else self.method}")

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from amanda import OpContext
 from amanda.driver import Driver
 from amanda.errors import AmandaError, CapabilityError, FileError
@@ -15,19 +17,21 @@ from amanda.tools.description import OpDescription
 from amanda.tools.graph_tracing import GraphTracingTool
 from amanda_tools._bases.targeting import TargetingTool
 from amanda_tools._operators.weights import Weight, WeightsOfRun, not_executed, weak_reference
+from amanda_tools._output.units import format_short
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
-from amanda_tools.export import Change, Mask
+from amanda_tools.export import Change, Exported, Mask, export_model
 from amanda_tools.prune import files
 from amanda_tools.prune.attention import CAUSAL, AttentionPruning
 from amanda_tools.prune.channel import ChannelPruning
+from amanda_tools.prune.cut import Cut, StructuralPruning
 from amanda_tools.prune.dynamic import Gate, GatedPruning
 from amanda_tools.prune.given_masks import name_of
 from amanda_tools.prune.options import STATIC_METHODS, PruneOptions
 from amanda_tools.prune.spatial import SpatialPruning
 from amanda_tools.prune.static import PrunedWeight, StaticPruning
 
-Pruning = StaticPruning | GatedPruning | AttentionPruning
+Pruning = StaticPruning | GatedPruning | AttentionPruning | StructuralPruning
 
 _METHODS: Mapping[str, Callable[[PruneOptions], Pruning]] = {
     "channel": ChannelPruning,
@@ -55,7 +59,8 @@ class PruneTool(TargetingTool[PruneOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._pruning = _METHODS.get(self.options.method, StaticPruning)(self.options)
+        method = StructuralPruning if self.options.cut else _METHODS.get(self.options.method)
+        self._pruning: Pruning = (method or StaticPruning)(self.options)
         self._dense_readers: dict[str, tuple[Callable[[], Any], Hashable]] = {}
         if isinstance(self._pruning, AttentionPruning):
             self.depends_on(GraphTracingTool())
@@ -146,6 +151,34 @@ class PruneTool(TargetingTool[PruneOptions]):
                         f"{shape_of(value)}: it is of another model"
                     )
                 arithmetic_of(value).assign(value, array)
+
+    # -- smaller models ---------------------------------------------------
+
+    def cut_model(self, model: Any, example_inputs: Any) -> Any:
+        """Return a copy of a PyTorch model without the weakest channels and heads (``cut=true``).
+
+        Args:
+            model: the module; it need not have run.
+            example_inputs: a tuple of arguments, a dictionary of keyword arguments, or a tensor.
+
+        Raises:
+            UnsupportedProgramError: nothing can be cut.
+            AmandaError: the tool is not to cut.
+        """
+        if not isinstance(self._pruning, StructuralPruning):
+            raise AmandaError("prune: only method=channel,cut=true cuts a model")
+        return self._pruning.cut(model, example_inputs)
+
+    def export_model(
+        self, model: Any, example_inputs: Any, path: str | os.PathLike[str], **options: Any
+    ) -> Exported:
+        if not isinstance(self._pruning, StructuralPruning):
+            return super().export_model(model, example_inputs, path, **options)
+        smaller = self.cut_model(model, example_inputs)
+        exported, found = export_model(None, smaller, example_inputs, path), self._pruning.found
+        assert found is not None
+        layers, gap = [row["layer"] for row in found.layers], found.difference
+        return attrs.evolve(exported, ops=layers, difference=max(gap, exported.difference))
 
     # -- baked weights ----------------------------------------------------
 
@@ -264,6 +297,9 @@ class PruneTool(TargetingTool[PruneOptions]):
     def _unused(self) -> list[str]:
         return self._pruning.unused() if isinstance(self._pruning, StaticPruning) else []
 
+    def _cut(self) -> Cut | None:
+        return self._pruning.found if isinstance(self._pruning, StructuralPruning) else None
+
     def _gates(self) -> Mapping[str, Gate]:
         return self._pruning.gates if isinstance(self._pruning, GatedPruning) else {}
 
@@ -317,12 +353,17 @@ class PruneTool(TargetingTool[PruneOptions]):
             "sparsity": zeros / max(size, 1) if is_static else None,
             "read_without_mask": self._shared(),
             "masks_never_used": [op_id for op_id in self._unused() if op_id not in self.ops],
+            **({"cut": attrs.asdict(cut)} if (cut := self._cut()) else {}),
         }
 
     def tables(self) -> Iterable[Table]:
         """Pruned operators, and operators that cannot be pruned, with reasons."""
         found, method = self.summary(), self.options.method
         rows = self.op_rows()
+        if (cut := self._cut()) is not None:
+            yield from _cut_tables(cut)
+            yield from self.export_tables()
+            return
         if self._weights():
             title = f"prune: {method}, {found['zeros']} of {found['weights']} weights are zero"
             columns = ("op", "parameter", "shape", "zeros", "sparsity")
@@ -353,3 +394,17 @@ class PruneTool(TargetingTool[PruneOptions]):
         """Write ``<stem>.masks.safetensors``; of a dynamic method ``<stem>.gates.safetensors``."""
         kind = "masks" if self.masks else "gates" if self._gates() else ""
         return [self.save(folder / f"{stem}.{kind}.safetensors")] if kind else []
+
+
+def _cut_tables(cut: Cut) -> Iterable[Table]:
+    """The layers that are cut, and those that are left."""
+    size, flops = ((format_short(n, "") for n in pair) for pair in (cut.parameters, cut.flops))
+    bound, ratio = "≥ " if cut.is_bound else "", cut.seconds[1] / cut.seconds[0]
+    title = (
+        f"prune: {' to '.join(size)} parameters, {bound}{' to '.join(flops)} FLOPs, {ratio:.2f} of "
+        f"the time (medians of 5 passes); difference to the masked model {cut.difference:.2g}"
+    )
+    columns = ("layer", "kind", "before", "after")
+    yield Table(title, columns, [tuple(row[key] for key in columns) for row in cut.layers])
+    if cut.left:
+        yield Table("prune: layers that are not cut", ("layer", "reason"), [*cut.left.items()])
