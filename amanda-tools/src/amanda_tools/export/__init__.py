@@ -83,8 +83,6 @@ def export_model(
     return made
 
 
-
-
 def _exporter_of(model: Any, path: Path, name: str) -> Any:
     """Return the class that exports a model to a path.
 
