@@ -30,7 +30,8 @@ class TorchDriver(Driver, abc.ABC):
     packages = ("keras", "optree")
     interface_version = 2
     dropped_types = frozenset(
-        "alias clone contiguous detach dropout float long reshape reshape_as to type".split()
+        "alias clone contiguous detach dropout float getitem long reshape reshape_as to "
+        "type".split()
     )
 
     @classmethod

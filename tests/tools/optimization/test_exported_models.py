@@ -43,6 +43,9 @@ def net() -> Any:
 ALL = os.environ.get("AMANDA_EXPORTS") == "all"
 """``nox -s exports``: all models and architectures, in minutes; else one of each."""
 
+SAMPLE: Any = [{}, {"group": 8, "weight_bits": 4}, {"method": "dynamic"}]
+"""Options of ``quantize`` with which CI, too, exports to ONNX; the others are of that session."""
+
 X = (torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(1)),)
 
 
@@ -98,9 +101,9 @@ def test_missing_operators_and_other_targets_are_named(net: Any, tmp_path: Path)
 @BOTH
 @pytest.mark.parametrize(
     "options",
-    [{}, {"symmetric": True}, {"weight_bits": 4, "activation_bits": 4}, {"activation_bits": 0},
-     {"per_channel": False}, {"method": "dynamic"}, {"method": "qat"}, {"number": "e4m3"},
-     {"group": 4}, {"group": 8, "weight_bits": 4}, {"group": 2, "method": "qat"},
+    [*SAMPLE, {"symmetric": True}, {"weight_bits": 4, "activation_bits": 4},
+     {"activation_bits": 0}, {"per_channel": False}, {"method": "qat"}, {"number": "e4m3"},
+     {"group": 4}, {"group": 2, "method": "qat"},
      {"method": "dynamic", "per_token": True}, {"method": "dynamic", "smooth": 0.5},
      {"smooth": 0.5, "gptq": True, "group": 4}, {"gptq": True, "weight_bits": 4},
      {"weight_bits": 3, "per_channel": False}],
@@ -109,6 +112,8 @@ def test_quantize_exports_what_it_simulates(
     net: Any, tmp_path: Path, suffix: str, options: Any
 ) -> None:
     """Integer weights and nodes that quantize; the model itself is as it was."""
+    if suffix == ".onnx" and not ALL and options not in SAMPLE:
+        pytest.skip("nox -s exports runs it")
     before = {name: value.clone() for name, value in net.state_dict().items()}
     found = ran(net, **options).export_model(net, X, tmp_path / f"net{suffix}")
     # The convolution has three inputs, which are no groups, and no tokens.
@@ -395,10 +400,13 @@ def test_what_amanda_run_cannot_export_is_one_line(
     assert [*(tmp_path / "inner").iterdir()] == []
 
 
+@pytest.mark.skipif(not HAS_ONNX, reason="needs ONNX")
 def test_the_commands_from_training_to_serving_run(tmp_path: Path) -> None:
-    """The page's commands, as they stand."""
-    if not HAS_ONNX or importlib.util.find_spec("amanda_onnx") is None:
-        pytest.skip("needs ONNX Runtime and amanda-onnx: nox -s exports")
+    """The page's commands, as they stand: what is served is as accurate as what was trained."""
+    driver = ROOT / "amanda-core/examples/amanda-onnx"
+    options = "-q", "--no-deps", "--no-build-isolation", "--target", str(tmp_path / "driver")
+    run_python("-m", "pip", "install", *options, str(driver), check=True)
+    paths = os.pathsep.join([str(tmp_path / "driver"), *os.environ.get("PYTHONPATH", "").split()])
     text = (ROOT / "amanda-tools/docs/tasks/quantize-a-model.md").read_text()
     commands = text.partition("```sh\n")[2].partition("```")[0].splitlines()
     program = ROOT / "amanda-tools/examples/serving.py"
@@ -406,10 +414,14 @@ def test_the_commands_from_training_to_serving_run(tmp_path: Path) -> None:
     printed = []
     for command in commands:
         first, *words = shlex.split(command, comments=True)
-        done = run_python(*(["-m", "amanda"] if first == "amanda" else []), *words, cwd=tmp_path)
+        words = [*(["-m", "amanda"] if first == "amanda" else []), *words]
+        done = run_python(*words, cwd=tmp_path, env={"PYTHONPATH": paths})
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
     assert len(commands) == 4
     assert "exported 2 ops" in printed[1]
+    exact, served = (float(text.split("%")[0].split()[-1]) for text in printed[2:])
+    assert exact > 96
+    assert abs(served - exact) < 1
     assert printed[3].startswith("ONNX Runtime: ")
     assert "diff: no divergence" in printed[3]

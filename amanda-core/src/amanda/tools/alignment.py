@@ -12,6 +12,7 @@ order: the longest common sequence of operators and nodes of one type and the sa
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -136,12 +137,20 @@ def _aligned(
         is_dropped, reason = True, "the exporter has left it out: it returns the elements it gets"
         if kind in rewritten:
             reason = "the exporter has computed it beforehand, or as a node that names no operator"
-        elif kind not in dropped:
+        elif kind not in dropped or not _keeps_size(found):
             is_known = any(kind in node.types for node in theirs[module])
             what = f"{kind} of these shapes" if is_known else kind
             is_dropped, reason = False, f"the program has no other {what} in {found.op.place}"
         result[op_id] = attrs.evolve(found, reason=reason, is_dropped=is_dropped)
     return result
+
+
+def _keeps_size(found: AlignedOp) -> bool:
+    """True if the first output has as many elements as the first input, unknown sizes as 1."""
+    tensors = found.op.tensors
+    first = (next(iter(specs or ()), None) for specs in (tensors.inputs, tensors.outputs))
+    shapes = (getattr(spec, "shape", None) or () for spec in first)
+    return len({math.prod(size or 1 for size in shape) for shape in shapes}) == 1
 
 
 def _unrolled(nodes: Sequence[ExportedNode], count: int) -> Sequence[ExportedNode]:

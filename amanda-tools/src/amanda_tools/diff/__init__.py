@@ -13,7 +13,7 @@ from amanda.tools.reporting import applies_if
 from amanda_tools._bases.phases import other_phases, shown
 from amanda_tools._values.recordings import Recording
 from amanda_tools.diff.alignment import align_ops
-from amanda_tools.diff.comparison import Counterpart, Pair, compare, to_row
+from amanda_tools.diff.comparison import Pair, compare, to_row
 from amanda_tools.dump import DumpOptions, DumpTool
 
 __all__ = ["DiffOptions", "DiffTool", "Recording"]
