@@ -69,7 +69,7 @@ class Exporter(BaseExporter):
         """Read the file again, and return its outputs of the example inputs."""
         if suffix == ".onnx":
             with self._refusing("ONNX Runtime"):
-                return checks.run_onnx(str(path), self._inputs)
+                return list(checks.run_onnx(str(path), self._inputs))
         if suffix == ".pt2":
             with path.open("rb") as file:
                 model = self._torch.export.load(file).module()
