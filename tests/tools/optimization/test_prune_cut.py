@@ -168,10 +168,20 @@ def test_what_cannot_be_cut_is_left_by_name() -> None:
     found = tool.result()["summary"]["cut"]
     assert {row["layer"] for row in found["layers"]} == {"1.linear1", "2"}
     assert found["left"] == {
-        **dict.fromkeys(("0", "1.linear2"), "its channels reach a LayerNorm"),
+        "0": "its channels reach a softmax",
+        "1.linear2": "it shares channels with a layer that stays",
         "3": "it is excluded",
         "4": "its channels reach an output of the model",
     }
+
+
+def test_layers_that_share_channels_with_an_excluded_one_are_left() -> None:
+    tool = new_tool(exclude=["Net.inner"])
+    tool.cut_model(*cnn())
+    found = tool.result()["summary"]["cut"]
+    assert [row["layer"] for row in found["layers"]] == ["last"]
+    assert found["left"]["inner"] == "it is excluded"
+    assert found["left"]["stem"] == "it shares channels with a layer that stays"
 
 
 def test_a_layer_whose_cut_changes_the_result_is_left() -> None:

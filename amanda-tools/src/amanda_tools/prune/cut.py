@@ -50,7 +50,7 @@ _STAYING = {
 }  # fmt: skip
 """By Torch-Pruning's types of operators, what keeps the channels that reach it."""
 
-_ATTENTION = ("ScaledDotProduct", "Softmax", "Bmm")
+_SOFTMAX = ("ScaledDotProduct", "Softmax", "Bmm")
 _LAYERS = ("CONV", "DEPTHWISE_CONV", "LINEAR")
 _TOLERANCE = 1e-5
 _RUNS = 5
@@ -205,7 +205,7 @@ class _Cutting:
     def cut(self) -> tuple[Any, Cut]:
         heads, projections = self._heads()
         order = {name: number for number, (name, _) in enumerate(self._model.named_modules())}
-        pieces = self._without_excluded([*self._channels(projections), *heads])
+        pieces: list[Any] = [each for each in [*self._channels(projections), *heads] if each.removed]
         pieces.sort(key=lambda piece: order[piece.layer])
         found = self._tried(pieces)
         if isinstance(found, str):
@@ -223,15 +223,11 @@ class _Cutting:
         order: list[int] = norms.argsort(stable=True).tolist()
         return sorted(order[: min(round(self._options.sparsity * len(order)), len(order) - 1)])
 
-    def _without_excluded(self, pieces: Sequence[Any]) -> list[Any]:
-        kept = []
-        for piece in pieces:
-            path = f"{type(self._model).__name__}.{piece.layer}"
-            if any(fnmatch.fnmatchcase(path, pattern) for pattern in self._options.exclude):
-                self.left[piece.layer] = "it is excluded"
-            elif piece.removed:
-                kept.append(piece)
-        return kept
+    def _is_excluded(self, layer: str) -> bool:
+        path = f"{type(self._model).__name__}.{layer}"
+        if is_excluded := any(fnmatch.fnmatchcase(path, each) for each in self._options.exclude):
+            self.left[layer] = "it is excluded"
+        return is_excluded
 
     # -- what can be cut ----------------------------------------------------
 
@@ -244,12 +240,14 @@ class _Cutting:
                 paths = [f"{name}.{each}" for each in own]
                 if all(isinstance(layers.get(path), linear) for path in paths):
                     known.update(paths)
+                    if any([*map(self._is_excluded, (name, *paths))]):
+                        continue
                     places = [each.format(name, name.rpartition(".")[0]) for each in _OUTPUTS]
                     output = next((p for p in places if isinstance(layers.get(p), linear)), "")
                     size = max(getattr(module, each, 0) for each in _HEAD_SIZES)
                     try:
                         norms = self._norms([layers[path] for path in paths], layers[output], size)
-                    except (RuntimeError, ZeroDivisionError):
+                    except (AttributeError, RuntimeError, ZeroDivisionError):
                         self.left[name] = "its heads are not known"
                     else:
                         weakest = self._weakest(norms)
@@ -260,7 +258,8 @@ class _Cutting:
         """Return the norm of each head of the keys, with the queries that share it.
 
         Raises:
-            RuntimeError, ZeroDivisionError: there are no heads of this size.
+            AttributeError, RuntimeError, ZeroDivisionError: there are no heads of this size, or
+                no layer that reads them.
         """
         blocks = 3 // len(projections)
         count = min(layer.out_features for layer in projections) // blocks // size
@@ -278,7 +277,9 @@ class _Cutting:
                 model,
                 self._inputs,
                 forward_fn=run_example,
-                output_transform=lambda out: [t for t in leaves_of(out) if _has_gradient(t)],
+                output_transform=lambda out: [
+                    leaf for leaf in leaves_of(out) if getattr(leaf, "grad_fn", None)
+                ],
                 verbose=False,
             )
 
@@ -288,19 +289,27 @@ class _Cutting:
         names = {module: name for name, module in model.named_modules()}
         importance = self._pruning.importance.GroupMagnitudeImportance(p=2)
         graph = self._graph(model)
-        ends = [module for module, node in graph.module2node.items() if _reaches_attention(node)]
-        known = [model.get_submodule(path) for path in projections]
-        layers = [names[module] for module in ends if module in names and module not in known]
-        self.left |= dict.fromkeys(layers, "its channels reach a softmax")
-        # Of rotary embeddings the search would not end.
-        for group in graph.get_all_groups(ignored_layers=ends + known):
+        layers = {m: names[m] for m, n in graph.module2node.items() if n.type.name in _LAYERS}
+        whole = [model.get_submodule(path) for path in projections]
+        rest = dict.fromkeys(layers.values(), "it shares channels with a layer that stays")
+        for layer, name in layers.items():
+            if layer not in whole and not self._is_excluded(name):
+                if not _reaches_softmax(graph.module2node[layer]):
+                    continue
+                # Of rotary embeddings before attention, the search would not end (1.6.1).
+                self.left[name] = "its channels reach a softmax"
+            whole.append(layer)
+            del rest[name]
+        for group in graph.get_all_groups(ignored_layers=whole):
             nodes = [dep.target for dep, _ in group if graph.is_out_channel_pruning_fn(dep.handler)]
+            own = [layers[node.module] for node in nodes if node.module in layers]
+            rest = {name: why for name, why in rest.items() if name not in own}
             if reason := next(filter(None, map(_reason_to_stay, nodes)), ""):
-                layers = [names[node.module] for node in nodes if node.type.name in _LAYERS]
-                self.left |= dict.fromkeys(layers, f"its channels reach {reason}")
+                self.left |= dict.fromkeys(own, f"its channels reach {reason}")
             else:
                 root, weakest = group[0].dep.target.module, self._weakest(importance(group))
-                found.append(_Channels(names[root], len(group[0].idxs), weakest))
+                found.append(_Channels(layers[root], len(group[0].idxs), weakest))
+        self.left |= rest
         return found
 
     # -- the result -----------------------------------------------------------
@@ -360,21 +369,15 @@ def _text_of(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _has_gradient(leaf: Any) -> bool:
-    return getattr(leaf, "grad_fn", None) is not None
-
-
-def _reaches_attention(layer: Any) -> bool:
-    """Return True if an attention, or another softmax, reads a layer in Torch-Pruning's graph."""
-    if layer.type.name not in _LAYERS:
-        return False
+def _reaches_softmax(layer: Any) -> bool:
+    """Return True if a softmax, as of attention, reads a layer in Torch-Pruning's graph."""
     ahead, seen = [*layer.outputs], set[Any]()
     while ahead:
         node = ahead.pop()
         if node not in seen and node.type.name not in _LAYERS:
             seen.add(node)
             ahead += node.outputs
-    return any(word in str(node.name) for node in seen for word in _ATTENTION)
+    return any(word in str(node.name) for node in seen for word in _SOFTMAX)
 
 
 def _reason_to_stay(node: Any) -> str:
