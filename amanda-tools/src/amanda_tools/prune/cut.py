@@ -205,7 +205,9 @@ class _Cutting:
     def cut(self) -> tuple[Any, Cut]:
         heads, projections = self._heads()
         order = {name: number for number, (name, _) in enumerate(self._model.named_modules())}
-        pieces: list[Any] = [each for each in [*self._channels(projections), *heads] if each.removed]
+        pieces: list[Any] = [
+            each for each in [*self._channels(projections), *heads] if each.removed
+        ]
         pieces.sort(key=lambda piece: order[piece.layer])
         found = self._tried(pieces)
         if isinstance(found, str):

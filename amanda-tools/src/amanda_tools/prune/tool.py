@@ -15,7 +15,7 @@ from amanda.errors import AmandaError, CapabilityError, FileError
 from amanda.results import Table
 from amanda.tools.description import OpDescription
 from amanda.tools.graph_tracing import GraphTracingTool
-from amanda_tools._bases.targeting import TargetingTool
+from amanda_tools._bases.exporting import ExportingTool
 from amanda_tools._operators.weights import Weight, WeightsOfRun, not_executed, weak_reference
 from amanda_tools._output.units import format_short
 from amanda_tools._values.shapes import shape_of
@@ -40,7 +40,7 @@ _METHODS: Mapping[str, Callable[[PruneOptions], Pruning]] = {
 }
 
 
-class PruneTool(TargetingTool[PruneOptions]):
+class PruneTool(ExportingTool[PruneOptions]):
     """Prunes weights or activations, in training and in inference.
 
     The static methods (magnitude, nm, tile) give a weight one mask: under it the weight reads as

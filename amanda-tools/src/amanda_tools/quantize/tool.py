@@ -18,7 +18,7 @@ from amanda.errors import AmandaError, CapabilityError
 from amanda.interface.points import PointContext
 from amanda.results import Table
 from amanda.tools.description import OpDescription
-from amanda_tools._bases.targeting import TargetingTool
+from amanda_tools._bases.exporting import ExportingTool
 from amanda_tools._operators.op_table import row_of
 from amanda_tools._operators.running import run_model
 from amanda_tools._operators.weights import (
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from amanda_tools.quantize.to_torchao import Exported
 
 
-class QuantizeTool(TargetingTool[QuantizeOptions]):
+class QuantizeTool(ExportingTool[QuantizeOptions]):
     """Simulates quantization: after training, at run time, or in training.
 
     Weights and activations are rounded, where they enter an operator, to the values that a
