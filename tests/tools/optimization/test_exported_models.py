@@ -87,11 +87,25 @@ def test_operators_have_nodes_of_the_exported_program(
     assert (found["Net.conv/conv2d:0"].nodes == found["Net.norm/batch_norm:0"].nodes) == joined
 
 
+class Slice(nn.Module):
+    """Takes the first elements."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, x: Any) -> Any:
+        return x[..., : self.count]
+
+
 def test_missing_operators_and_other_targets_are_named(net: Any, tmp_path: Path) -> None:
     program = torch.export.export(net, X)
     net.head = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
     missing = amanda.align(net, X, program)["Net.head.1/tanh:0"]
     assert (missing.nodes, missing.reason) == ((), "the program has no other tanh in head.1")
+    for taken, is_dropped in ((8, True), (4, False)):
+        net.head = Slice(taken)
+        assert amanda.align(net, X, program)["Net.head/__getitem__:0"].is_dropped == is_dropped
     with pytest.raises(UnsupportedProgramError, match="is no exported program"):
         amanda.align(net, X, "net.bin")
     with pytest.raises(FileError, match=r"net\.pt2 cannot be read"):
@@ -398,6 +412,42 @@ def test_what_amanda_run_cannot_export_is_one_line(
         "cannot be written" not in message and "suffix" not in message
     )
     assert [*(tmp_path / "inner").iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "planted"),
+    [("CNN", "Sequential.3/conv2d:0"), ("CNN", "Sequential.6/linear:0"),
+     ("ViT", "VisionTransformer.blocks.0.norm2/layer_norm:0"),
+     ("ViT", "VisionTransformer.blocks.1.attn.qkv/linear:0"),
+     ("ViT", "VisionTransformer.blocks.1.mlp.fc2/linear:0")],
+)  # fmt: skip
+def test_diff_names_the_operator_that_is_wrong_in_onnx_runtime(name: str, planted: str) -> None:
+    """By PyTorch's id of it: the weight of one operator is another one in the file."""
+    onnx = pytest.importorskip("onnx")
+    ort = pytest.importorskip("onnxruntime")
+    pytest.importorskip("amanda_onnx", reason="nox -s exports runs it")
+    model, inputs = exports.build(name)
+    weight = planted.partition(".")[2].partition("/")[0] + ".weight"
+    options: Any = {"dynamo": True, "verbose": False, "optimize": False}
+    proto = torch.onnx.export(model, kwargs=inputs, **options).model_proto
+    exact = amanda.tools.load("diff")(tensors="activations")
+    with torch.no_grad(), amanda.apply(exact):
+        model(**inputs)
+    for is_wrong in (False, True):
+        if is_wrong:
+            [part] = [each for each in proto.graph.initializer if each.name == weight]
+            value = onnx.numpy_helper.to_array(part).copy()
+            value.flat[::7] += np.float32(0.1)
+            part.CopyFrom(onnx.numpy_helper.from_array(value, weight))
+        session = ort.InferenceSession(proto.SerializeToString())
+        tool = amanda.tools.load("diff")(
+            reference=exact, tensors="activations", tolerance=1e-3, align="value"
+        )
+        with amanda.apply(tool):
+            session.run(None, {key: value.numpy() for key, value in inputs.items()})
+        first = tool.result()["summary"]["first"]
+        assert (first and first["reference"]) == (planted if is_wrong else None)
+        assert not is_wrong or first["module"] == planted.partition("/")[0].partition(".")[2]
 
 
 @pytest.mark.skipif(not HAS_ONNX, reason="needs ONNX")
