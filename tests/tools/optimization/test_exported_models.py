@@ -30,7 +30,8 @@ from tests.tutorial.documents import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 HAS_ONNX = all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime")))
-ONNX = pytest.param(".onnx", marks=pytest.mark.skipif(not HAS_ONNX, reason="needs ONNX"))
+NEEDS_ONNX = pytest.mark.skipif(not HAS_ONNX, reason="needs ONNX")
+ONNX = pytest.param(".onnx", marks=NEEDS_ONNX)
 BOTH = pytest.mark.parametrize("suffix", [".pt2", ONNX])
 
 
@@ -87,11 +88,25 @@ def test_operators_have_nodes_of_the_exported_program(
     assert (found["Net.conv/conv2d:0"].nodes == found["Net.norm/batch_norm:0"].nodes) == joined
 
 
+class Slice(nn.Module):
+    """Takes the first elements."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, x: Any) -> Any:
+        return x[..., : self.count]
+
+
 def test_missing_operators_and_other_targets_are_named(net: Any, tmp_path: Path) -> None:
     program = torch.export.export(net, X)
     net.head = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
     missing = amanda.align(net, X, program)["Net.head.1/tanh:0"]
     assert (missing.nodes, missing.reason) == ((), "the program has no other tanh in head.1")
+    for taken, is_dropped in ((8, True), (4, False)):
+        net.head = Slice(taken)
+        assert amanda.align(net, X, program)["Net.head/__getitem__:0"].is_dropped == is_dropped
     with pytest.raises(UnsupportedProgramError, match="is no exported program"):
         amanda.align(net, X, "net.bin")
     with pytest.raises(FileError, match=r"net\.pt2 cannot be read"):
@@ -178,7 +193,7 @@ TIES = HALVES[np.round(HALVES / STEP) != np.round(HALVES * (1 / STEP))][:8]
 """Numbers that a division by a step rounds to another integer than its reciprocal does."""
 
 
-@pytest.mark.skipif(not HAS_ONNX, reason="needs ONNX")
+@NEEDS_ONNX
 @pytest.mark.parametrize("divides", [False, True])
 @pytest.mark.parametrize(
     ("shape", "group", "wrong"), [((8, 1), 0, "integers"), ((8, 2), 4, "scale")]
@@ -221,6 +236,14 @@ class Branching(nn.Module):
         return x @ x if x.sum() > 0 else x
 
 
+class Unknown(nn.Module):
+    """Has an operator that ONNX lacks."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.linalg.eigvals(x @ x)
+
+
+HALVED = Function("Unknown/matmul:0", 0, lambda x: x / 2)
 WIDE = Rounding("Net.qkv/linear:0", 0, [[1.0], [2.0]], [[0.0], [0.0]], -128, 127)
 MASK = Mask("Net.qkv/linear:0", 1, torch.ones(2, 2).numpy())
 
@@ -238,6 +261,14 @@ MASK = Mask("Net.qkv/linear:0", 1, torch.ones(2, 2).numpy())
         ([WIDE], Net(), X, "net.safetensors", r"\.safetensors has no operators"),
         ([MASK], Net(), X, "net.pt2", r"has the shape \(2, 2\)"),
         ([WIDE], Net(), X, "missing/net.pt2", "No such file"),
+        pytest.param(
+            [HALVED],
+            Unknown(),
+            X,
+            "net.onnx",
+            r"torch\.onnx refuses .*linalg_eig",
+            marks=NEEDS_ONNX,
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
@@ -339,13 +370,17 @@ for _ in range(2):
     if CALLED: net(x, 0.5, shift=shift).sum().backward()
     else: torch.nn.functional.linear(x, torch.ones(4, 8)); torch.relu(shift)
     x.zero_()
+if FULL: import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
 print("done")
 """
 
 
-def run(folder: Path, tool: str, *, called: bool = True, control: bool = False) -> Any:
-    """`amanda run` of a program, which may call a model, with control flow or without."""
-    program = f"CALLED, CONTROL = {called}, {control}\n{PROGRAM}"
+def run(
+    folder: Path, tool: str, *, called: bool = True, control: bool = False, full: bool = False
+) -> Any:
+    """`amanda run` of a program, which may call a model, with control flow or without, and may fill
+    the disk."""
+    program = f"CALLED, CONTROL, FULL = {called}, {control}, {full}\n{PROGRAM}"
     inner = folder / "inner"
     inner.mkdir()
     return run_python("-m", "amanda", "run", "-t", tool, "-c", program, cwd=inner)
@@ -382,6 +417,7 @@ def test_amanda_run_exports_the_model_of_the_program(tmp_path: Path, tool: str, 
         ("prune:bake=net.pt2", {"called": False}, "not those of one model, but of no module"),
         ("quantize:export=net.pt2", {"control": True}, "torch.export refuses the model"),
         ("quantize:export=net.safetensors", {}, ".safetensors has no operators"),
+        ("quantize:export=net.pt2", {"full": True}, "File too large"),
     ],
 )
 def test_what_amanda_run_cannot_export_is_one_line(
@@ -400,7 +436,43 @@ def test_what_amanda_run_cannot_export_is_one_line(
     assert [*(tmp_path / "inner").iterdir()] == []
 
 
-@pytest.mark.skipif(not HAS_ONNX, reason="needs ONNX")
+@pytest.mark.parametrize(
+    ("name", "planted"),
+    [("CNN", "Sequential.3/conv2d:0"), ("CNN", "Sequential.6/linear:0"),
+     ("ViT", "VisionTransformer.blocks.0.norm2/layer_norm:0"),
+     ("ViT", "VisionTransformer.blocks.1.attn.qkv/linear:0"),
+     ("ViT", "VisionTransformer.blocks.1.mlp.fc2/linear:0")],
+)  # fmt: skip
+def test_diff_names_the_operator_that_is_wrong_in_onnx_runtime(name: str, planted: str) -> None:
+    """By PyTorch's id of it: the weight of one operator is another one in the file."""
+    onnx = pytest.importorskip("onnx")
+    ort = pytest.importorskip("onnxruntime")
+    pytest.importorskip("amanda_onnx", reason="nox -s exports runs it")
+    model, inputs = exports.build(name)
+    weight = planted.partition(".")[2].partition("/")[0] + ".weight"
+    options: Any = {"dynamo": True, "verbose": False, "optimize": False}
+    proto = torch.onnx.export(model, kwargs=inputs, **options).model_proto
+    exact = amanda.tools.load("diff")(tensors="activations")
+    with torch.no_grad(), amanda.apply(exact):
+        model(**inputs)
+    for is_wrong in (False, True):
+        if is_wrong:
+            [part] = [each for each in proto.graph.initializer if each.name == weight]
+            value = onnx.numpy_helper.to_array(part).copy()
+            value.flat[::7] += np.float32(0.1)
+            part.CopyFrom(onnx.numpy_helper.from_array(value, weight))
+        session = ort.InferenceSession(proto.SerializeToString())
+        tool = amanda.tools.load("diff")(
+            reference=exact, tensors="activations", tolerance=1e-3, align="value"
+        )
+        with amanda.apply(tool):
+            session.run(None, {key: value.numpy() for key, value in inputs.items()})
+        first = tool.result()["summary"]["first"]
+        assert (first and first["reference"]) == (planted if is_wrong else None)
+        assert not is_wrong or first["module"] == planted.partition("/")[0].partition(".")[2]
+
+
+@NEEDS_ONNX
 def test_the_commands_from_training_to_serving_run(tmp_path: Path) -> None:
     """The page's commands, as they stand: what is served is as accurate as what was trained."""
     driver = ROOT / "amanda-core/examples/amanda-onnx"

@@ -145,7 +145,7 @@ def run_onnx(
     given: Mapping[str, Array] = MappingProxyType({}),
     *,
     is_optimized: bool = False,
-) -> Any:
+) -> list[Any]:
     """Return the outputs of a model, a path or bytes, in ONNX Runtime.
 
     Args:
@@ -160,7 +160,8 @@ def run_onnx(
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs() if value.name not in given]
     values = [arithmetic_of(value).numpy(value) for value in tensors(inputs)]
-    return session.run(None, {**dict(zip(names, values, strict=True)), **given})
+    found: list[Any] = session.run(None, {**dict(zip(names, values, strict=True)), **given})
+    return found
 
 
 class Outputs(amanda.Tool):

@@ -32,7 +32,8 @@ class Exporter(BaseExporter):
         is_named, is_sequence = isinstance(inputs, Mapping), isinstance(inputs, (tuple, list))
         inputs = dict(inputs) if is_named else tuple(inputs) if is_sequence else (inputs,)
         model = copy.deepcopy(model).eval()
-        for config in (getattr(module, "config", None) for module in model.modules()):
+        configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+        for config in configs:
             # A cache of Transformers, which serves only the next call, is no output of a program.
             if getattr(config, "use_cache", False):
                 config.use_cache = False
