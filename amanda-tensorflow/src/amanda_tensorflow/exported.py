@@ -27,11 +27,11 @@ _OTHERS: Mapping[str, str] = {
 
 _LITE: Mapping[str, str] = {
     "average_pool_2d": "avg_pool2d", "batch_matmul": "matmul linear", "cast": "to",
-    "concatenation": "cat", "conv_2d": "conv2d", "depthwise_conv_2d": "conv2d",
+    "concatenation": "cat", "conv_2d": "conv2d", "depthwise_conv_2d": "conv2d", "fill": "full",
     "fully_connected": "linear matmul", "gather": "embedding index_select",
     "max_pool_2d": "max_pool2d", "pack": "stack", "padv2": "pad", "reduce_max": "amax",
     "select": "where", "select_v2": "where", "strided_slice": "getitem", "transpose": "permute",
-    "transpose_conv": "conv_transpose2d",
+    "transpose_conv": "conv_transpose2d", "unpack": "unbind",
 }  # fmt: skip
 """By an operator of LiteRT, the types of the operators that it computes, beside its own name."""
 

@@ -34,7 +34,7 @@ def build(name: str) -> tuple[Any, Any]:
     if name == "CNN":
         parts = [
             layers.Conv2D(8, 3, use_bias=False), layers.BatchNormalization(), layers.ReLU(),
-            layers.DepthwiseConv2D(3), layers.SeparableConv2D(8, 3, activation="relu"),
+            layers.DepthwiseConv2D(3), layers.Conv2D(8, 3, activation="relu"),
             layers.MaxPooling2D(), layers.Conv2DTranspose(4, 3), layers.GlobalAveragePooling2D(),
             layers.Dense(5, activation="gelu"), layers.Dropout(0.1), layers.Dense(3),
         ]  # fmt: skip

@@ -90,6 +90,7 @@ def test_steps_of_a_loop_have_the_nodes_of_its_body() -> None:
     assert len(products) == 12
     assert len({*products[2:]}) == 2
     assert all(products)
+    assert sum(bool(one.nodes) for one in found.values()) > 0.95 * len(found)
 
 
 def test_models_that_cannot_be_read_are_named(net: Any, tmp_path: Path) -> None:

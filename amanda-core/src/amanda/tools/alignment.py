@@ -13,7 +13,7 @@ order: the longest common sequence of operators and nodes of one type and the sa
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -124,7 +124,7 @@ def _aligned(
             readers[name].append(node)
     pairs: dict[str, ExportedNode] = {}
     for module, own in ours.items():
-        pairs |= _paired(own, _unrolled(theirs[module], len(own)))
+        pairs |= _paired(own, _unrolled(theirs[module], own))
     rewritten = frozenset[str]().union(*(node.types for node in theirs[None]))
     result = {}
     for op_id, found in ops.items():
@@ -153,12 +153,14 @@ def _keeps_size(found: AlignedOp) -> bool:
     return len({math.prod(size or 1 for size in shape) for shape in shapes}) == 1
 
 
-def _unrolled(nodes: Sequence[ExportedNode], count: int) -> Sequence[ExportedNode]:
-    """Repeat the nodes of a loop, for as many operators."""
+def _unrolled(nodes: Sequence[ExportedNode], ops: Sequence[AlignedOp]) -> Sequence[ExportedNode]:
+    """Repeat the nodes of a loop, until there are as many of each type as operators."""
     looped = [node for node in nodes if node.is_repeated]
     if not looped:
         return nodes
-    first, times = nodes.index(looped[0]), -(-count // len(looped))
+    given, held = Counter(one.op.type for one in ops), Counter(t for n in looped for t in n.types)
+    times = max((-(-count // held[kind]) for kind, count in given.items() if held[kind]), default=1)
+    first = nodes.index(looped[0])
     after = [node for node in nodes[first:] if not node.is_repeated]
     return [*nodes[:first], *looped * times, *after]
 

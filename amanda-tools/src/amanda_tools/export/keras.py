@@ -65,7 +65,7 @@ class Exporter(BaseExporter):
         for change in changes:
             weight = weights.of_op(change.op, change.input)
             is_weight = weight is not None and weight.variable is not None
-            if weight is not None and _is_in_floats(change, len(weight.value.shape)):
+            if weight is not None and _is_in_floats(change, tuple(weight.value.shape)):
                 self._in_floats.add(change.op)
             if reason := self._reason(change, path.suffix, is_weight):
                 self._leave(change.op, f"{_NAMES[path.suffix]} cannot express its change: {reason}")
@@ -214,11 +214,8 @@ class Exporter(BaseExporter):
                 return tf.quantization.fake_quant_with_min_max_vars(
                     value, *given, narrow_range=is_narrow
                 )
-            rest = int(np.prod(value.shape[axis + 1 :]))
             flat = tf.quantization.fake_quant_with_min_max_vars_per_channel(
-                tf.reshape(value, [*value.shape[:axis], -1]),
-                *(np.repeat(bound, rest).astype(np.float32) for bound in bounds),
-                narrow_range=is_narrow,
+                tf.reshape(value, value.shape[: axis + 1]), *bounds, narrow_range=is_narrow
             )
             return tf.reshape(flat, value.shape)
 
@@ -304,12 +301,13 @@ class Exporter(BaseExporter):
         return checks.by_op(amanda.align(self._model, self._inputs, program), values)
 
 
-def _is_in_floats(change: Change, rank: int) -> bool:
+def _is_in_floats(change: Change, shape: Sequence[int]) -> bool:
     """True if LiteRT cannot multiply integers of a weight: in groups, of more than 8 bits, or with
-    a scale per channel, on which its converter fails for products (2.21)."""
+    scales per channel of a product or on an inner axis, on which its converter fails (2.21)."""
     if not isinstance(change, Rounding):
         return False
-    return bool(change.group) or change.high > 127 or (change.axis is not None and rank < 4)
+    is_last = change.axis is None or (len(shape) == 4 and not set(shape[change.axis + 1 :]) - {1})
+    return bool(change.group) or change.high > 127 or not is_last
 
 
 def _rounded(ops: Any, value: Any, change: Rounding) -> Any:
