@@ -99,9 +99,8 @@ class _Channels:
             is_layer = dep.target.type.name in _LAYERS
             if is_layer and not graph.is_out_channel_pruning_fn(dep.handler):
                 reader = masked.get_submodule(names[dep.target.module])
-                reader.weight.data.transpose(0, getattr(reader, "transposed", False) ^ 1)[
-                    channels
-                ] = 0
+                axis = 0 if getattr(reader, "transposed", False) else 1
+                reader.weight.data.transpose(0, axis)[channels] = 0
 
     def remove(self, graph: Any) -> None:
         self.group(graph).prune()
@@ -205,7 +204,9 @@ class _Cutting:
     def cut(self) -> tuple[Any, Cut]:
         heads, projections = self._heads()
         order = {name: number for number, (name, _) in enumerate(self._model.named_modules())}
-        pieces: list[Any] = [each for each in [*self._channels(projections), *heads] if each.removed]
+        pieces: list[Any] = [
+            each for each in [*self._channels(projections), *heads] if each.removed
+        ]
         pieces.sort(key=lambda piece: order[piece.layer])
         found = self._tried(pieces)
         if isinstance(found, str):
@@ -237,12 +238,13 @@ class _Cutting:
         layers = dict(self._model.named_modules())
         for name, module in layers.items():
             for own in _PROJECTIONS:
-                paths = [f"{name}.{each}" for each in own]
+                paths = [f"{name}.{each}".lstrip(".") for each in own]
                 if all(isinstance(layers.get(path), linear) for path in paths):
                     known.update(paths)
                     if any([*map(self._is_excluded, (name, *paths))]):
                         continue
-                    places = [each.format(name, name.rpartition(".")[0]) for each in _OUTPUTS]
+                    owner = name.rpartition(".")[0]
+                    places = [each.format(name, owner).lstrip(".") for each in _OUTPUTS]
                     output = next((p for p in places if isinstance(layers.get(p), linear)), "")
                     size = max(getattr(module, each, 0) for each in _HEAD_SIZES)
                     try:
