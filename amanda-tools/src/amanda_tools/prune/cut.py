@@ -232,9 +232,9 @@ class _Cutting:
 
     # -- what can be cut ----------------------------------------------------
 
-    def _heads(self) -> tuple[list[_Heads], set[str]]:
+    def _heads(self) -> tuple[list[Any], set[str]]:
         """Return the heads that are cut, and the paths of all projections to heads."""
-        linear, found, known = self._torch.nn.Linear, list[_Heads](), set[str]()
+        linear, found, known = self._torch.nn.Linear, list[Any](), set[str]()
         layers = dict(self._model.named_modules())
         for name, module in layers.items():
             for own in _PROJECTIONS:
