@@ -64,19 +64,19 @@ class Cut:
         layers: rows of what is cut: ``layer``, ``kind`` (channels or heads), ``before``, ``after``.
         left: by layer, why its channels or heads stay.
         difference: largest absolute difference of an output to that of the masked model.
-        parameters: number of elements of the parameters.
-        flops: FLOPs of a forward pass; a lower bound if some operators are of unknown FLOPs.
-        is_bound: True if they are lower bounds.
-        seconds: median time of 5 forward passes, which alternate, on the example inputs.
+        parameters: number of elements of the parameters, before and after.
+        flops: likewise, FLOPs of a forward pass.
+        is_bound: True if they are lower bounds: some operators are of unknown FLOPs.
+        seconds: likewise, median time of 5 forward passes on the example inputs, which alternate.
     """
 
     layers: Sequence[Mapping[str, Any]]
     left: Mapping[str, str]
     difference: float
-    parameters: tuple[int, int]
-    flops: tuple[int, int]
+    parameters: Sequence[int]
+    flops: Sequence[int]
     is_bound: bool
-    seconds: tuple[float, float]
+    seconds: Sequence[float]
 
 
 @attrs.frozen(eq=False)
@@ -354,16 +354,14 @@ class _Cutting:
              "after": piece.count - len(piece.removed)}
             for piece in pieces
         ]  # fmt: skip
-        sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
-        medians = [float(np.median(times[1:])) for times in seconds]
         return Cut(
             rows,
             self.left,
             difference,
-            parameters=(sizes[0], sizes[1]),
-            flops=(flops[0]["flops"], flops[1]["flops"]),
+            parameters=[sum(each.numel() for each in model.parameters()) for model in models],
+            flops=[each["flops"] for each in flops],
             is_bound=any(each["bound"] for each in flops),
-            seconds=(medians[0], medians[1]),
+            seconds=[float(np.median(times[1:])) for times in seconds],
         )
 
 
