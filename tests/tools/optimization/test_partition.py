@@ -196,8 +196,8 @@ def test_limits_of_flops_and_of_memory_hold() -> None:
         (cnn, {"parts": 3, "flops": "0.01-"}),
         (branches, {"outside": "narrow"}),
         (lambda: of_transformers("vit"), {"outside": "pooler"}),
-        (lambda: of_transformers("gpt2"), {"flops": "0.3-"}),
-        (lambda: of_transformers("resnet"), {}),
+        pytest.param(lambda: of_transformers("gpt2"), {"flops": "0.3-"}, marks=pytest.mark.slow),
+        pytest.param(lambda: of_transformers("resnet"), {}, marks=pytest.mark.slow),
     ],
 )
 def test_parts_compute_what_the_model_does(
