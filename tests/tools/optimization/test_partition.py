@@ -196,8 +196,8 @@ def test_limits_of_flops_and_of_memory_hold() -> None:
         (cnn, {"parts": 3, "flops": "0.01-"}),
         (branches, {"outside": "narrow"}),
         (lambda: of_transformers("vit"), {"outside": "pooler"}),
-        (lambda: of_transformers("gpt2"), {"flops": "0.3-"}),
-        (lambda: of_transformers("resnet"), {}),
+        pytest.param(lambda: of_transformers("gpt2"), {"flops": "0.3-"}, marks=pytest.mark.slow),
+        pytest.param(lambda: of_transformers("resnet"), {}, marks=pytest.mark.slow),
     ],
 )
 def test_parts_compute_what_the_model_does(
@@ -267,7 +267,6 @@ def test_exports_that_cannot_be_are_refused_and_leave_nothing(tmp_path: Path) ->
     tool, folder = cut(model, inputs, outside="narrow"), tmp_path / "parts"
     other = Branches().eval()
     other.narrow = nn.Sequential(other.narrow, nn.Tanh())  # type: ignore[assignment]
-    given: Any
     for given, message in (
         ((other, inputs), "the model has changed"),
         ((model, None), "needs example inputs"),
@@ -275,7 +274,7 @@ def test_exports_that_cannot_be_are_refused_and_leave_nothing(tmp_path: Path) ->
         ((nn.Sequential(), inputs), "torch.export refuses|has run under the tool"),
     ):
         with pytest.raises(UnsupportedProgramError, match=message):
-            tool.export_parts(*given, folder)
+            tool.export_parts(given[0], given[1], folder)
         assert [*tmp_path.iterdir()] == []
     folder.write_text("")
     with pytest.raises(OSError, match="parts"):

@@ -64,19 +64,19 @@ class Cut:
         layers: rows of what is cut: ``layer``, ``kind`` (channels or heads), ``before``, ``after``.
         left: by layer, why its channels or heads stay.
         difference: largest absolute difference of an output to that of the masked model.
-        parameters: number of elements of the parameters.
-        flops: FLOPs of a forward pass; a lower bound if some operators are of unknown FLOPs.
-        is_bound: True if they are lower bounds.
-        seconds: median time of 5 forward passes, which alternate, on the example inputs.
+        parameters: number of elements of the parameters, before and after.
+        flops: likewise, FLOPs of a forward pass.
+        is_bound: True if they are lower bounds: some operators are of unknown FLOPs.
+        seconds: likewise, median time of 5 forward passes on the example inputs, which alternate.
     """
 
     layers: Sequence[Mapping[str, Any]]
     left: Mapping[str, str]
     difference: float
-    parameters: tuple[int, int]
-    flops: tuple[int, int]
+    parameters: Sequence[int]
+    flops: Sequence[int]
     is_bound: bool
-    seconds: tuple[float, float]
+    seconds: Sequence[float]
 
 
 @attrs.frozen(eq=False)
@@ -99,9 +99,8 @@ class _Channels:
             is_layer = dep.target.type.name in _LAYERS
             if is_layer and not graph.is_out_channel_pruning_fn(dep.handler):
                 reader = masked.get_submodule(names[dep.target.module])
-                reader.weight.data.transpose(0, getattr(reader, "transposed", False) ^ 1)[
-                    channels
-                ] = 0
+                axis = 0 if getattr(reader, "transposed", False) else 1
+                reader.weight.data.transpose(0, axis)[channels] = 0
 
     def remove(self, graph: Any) -> None:
         self.group(graph).prune()
@@ -233,18 +232,19 @@ class _Cutting:
 
     # -- what can be cut ----------------------------------------------------
 
-    def _heads(self) -> tuple[list[_Heads], set[str]]:
+    def _heads(self) -> tuple[list[Any], set[str]]:
         """Return the heads that are cut, and the paths of all projections to heads."""
-        linear, found, known = self._torch.nn.Linear, list[_Heads](), set[str]()
+        linear, found, known = self._torch.nn.Linear, list[Any](), set[str]()
         layers = dict(self._model.named_modules())
         for name, module in layers.items():
             for own in _PROJECTIONS:
-                paths = [f"{name}.{each}" for each in own]
+                paths = [f"{name}.{each}".lstrip(".") for each in own]
                 if all(isinstance(layers.get(path), linear) for path in paths):
                     known.update(paths)
                     if any([*map(self._is_excluded, (name, *paths))]):
                         continue
-                    places = [each.format(name, name.rpartition(".")[0]) for each in _OUTPUTS]
+                    owner = name.rpartition(".")[0]
+                    places = [each.format(name, owner).lstrip(".") for each in _OUTPUTS]
                     output = next((p for p in places if isinstance(layers.get(p), linear)), "")
                     size = max(getattr(module, each, 0) for each in _HEAD_SIZES)
                     try:
@@ -354,16 +354,14 @@ class _Cutting:
              "after": piece.count - len(piece.removed)}
             for piece in pieces
         ]  # fmt: skip
-        sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
-        medians = [float(np.median(times[1:])) for times in seconds]
         return Cut(
             rows,
             self.left,
             difference,
-            parameters=(sizes[0], sizes[1]),
-            flops=(flops[0]["flops"], flops[1]["flops"]),
+            parameters=[sum(each.numel() for each in model.parameters()) for model in models],
+            flops=[each["flops"] for each in flops],
             is_bound=any(each["bound"] for each in flops),
-            seconds=(medians[0], medians[1]),
+            seconds=[float(np.median(times[1:])) for times in seconds],
         )
 
 

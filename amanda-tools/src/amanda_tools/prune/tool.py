@@ -46,7 +46,7 @@ class PruneTool(ExportingTool[PruneOptions]):
     The static methods (magnitude, nm, tile) give a weight one mask: under it the weight reads as
     zero in the forward pass and has no gradient. The weights themselves do not change until
     :meth:`bake`. The dynamic methods (channel, activation, attention) choose for each sample what
-    is left out.
+    is left out; with ``cut=true``, channel changes nothing until :meth:`cut_model`.
 
     Example: ``amanda run -t prune:method=nm,n=2,m=4 -o out -- train.py``
     """
