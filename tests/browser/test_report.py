@@ -257,9 +257,9 @@ def test_only_rows_that_are_seen_are_in_the_document(page: Page) -> None:
 
 
 def shown(page: Page) -> list[str]:
-    """The names of the rows of the tree that are in the document."""
+    """The names of the rows of the tree that are in the document, when there are some."""
     rows = "return [...document.querySelectorAll('.tree tr.row .text')].map(e => e.textContent)"
-    return list(page.browser.execute_script(rows))
+    return list(WebDriverWait(page.browser, 30).until(lambda driver: driver.execute_script(rows)))
 
 
 def tree_row(page: Page, name: str) -> WebElement:
