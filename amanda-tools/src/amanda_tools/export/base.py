@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -73,7 +74,7 @@ class BaseExporter:
         except Exception as error:
             while error.__cause__ is not None and isinstance(error.__cause__, Exception):
                 error = error.__cause__
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            reason = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
             raise UnsupportedProgramError(
                 f"{self._name}: {exporter} refuses the model: {reason}"
             ) from error
