@@ -106,8 +106,15 @@ class BaseExporter:
         difference = checks.difference(found, expected, tolerance)
         if difference is not None:
             return difference
-        more = {"found": values(), "tolerance": tolerance, "op_filter": self._filter}
-        where = checks.first_difference(*given, **more)
+        more = {"tolerance": tolerance, "op_filter": self._filter}
+        before = checks.Outputs()
+        checks.outputs_under(*given, before, op_filter=self._filter)
+        if where := checks.first_difference(*given, found=before.values, **more):
+            raise UnsupportedProgramError(
+                f"{self._name}: the model gives another result at each run, as with random numbers, "
+                f"first at op {where}"
+            )
+        where = checks.first_difference(*given, found=values(), **more)
         if not where:
             where, difference = self._recheck(found, expected)
         if difference is None:

@@ -264,7 +264,7 @@ def values_in_graph(program: Any, inputs: Any, *, divides: bool = False) -> dict
                 return ungrouped(*args[0])
             return super().call_function(target, args, kwargs)
 
-    Keeping(program.module()).run(*tensors(inputs))
+    Keeping(program.module().requires_grad_(False)).run(*tensors(inputs))
     return values
 
 

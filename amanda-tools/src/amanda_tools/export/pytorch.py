@@ -68,7 +68,9 @@ class Exporter(BaseExporter):
         changes = self._changes()
         masks = [change for change in changes if isinstance(change, Mask)]
         others = [change for change in changes if not isinstance(change, Mask)]
-        original = copy.deepcopy(self._model)
+        # The last bits of a product may depend on whether its weight requires gradients, which that
+        # of a tool does not (2.13).
+        original = copy.deepcopy(self._model).requires_grad_(False)
         with self._alone(), new_beside(path) as partial:
             self._bake(masks)
             is_state = path.suffix == ".safetensors"
@@ -145,7 +147,7 @@ class Exporter(BaseExporter):
             files = importlib.import_module("safetensors.torch")
             model = copy.deepcopy(self._model)
             model.load_state_dict(files.load_file(path))
-        return checks.flat(run_example(self._run_of(model), self._inputs))
+        return checks.flat(run_example(self._run_of(model.requires_grad_(False)), self._inputs))
 
     def _values(self, model: Any, changes: Sequence[Change]) -> Mapping[str, Array]:
         """Return the outputs of operators in the program, by id."""
@@ -153,9 +155,9 @@ class Exporter(BaseExporter):
             return {}
         divides = any(isinstance(each, Rounding) and each.divides for each in changes)
         values = checks.values_in_graph(self._program, copied(self._inputs), divides=divides)
-        return checks.by_op(self._aligned(model, self._program), values)
+        return checks.by_op(self._ops_of(model, self._program), values)
 
-    def _aligned(self, model: Any, program: Any) -> dict[str, AlignedOp]:
+    def _ops_of(self, model: Any, program: Any) -> dict[str, AlignedOp]:
         return amanda.align(self._run_of(model), self._inputs, program)
 
     def _recheck(self, found: Sequence[Array], expected: Sequence[Array]) -> tuple[str, Any]:
@@ -164,7 +166,7 @@ class Exporter(BaseExporter):
         given = self._program, copied(self._inputs), self._onnx, _ONNX_TOLERANCE
         with self._refusing("ONNX Runtime"):
             where = checks.first_difference_in_onnx(
-                *given, lambda: self._aligned(self._model, self._program)
+                *given, lambda: self._ops_of(self._model, self._program)
             )
         return where, None if where else checks.difference(found, expected, math.inf)
 
@@ -205,7 +207,7 @@ class Exporter(BaseExporter):
     def _written(self, suffix: str, changes: Sequence[Change]) -> bytes:
         torch = self._torch
         program = self._exported(self._model)
-        aligned = self._aligned(self._model, program)
+        aligned = self._ops_of(self._model, program)
         graph = EditedGraph(program.module(check_guards=False), aligned, is_onnx=suffix == ".onnx")
         by_op: dict[str, list[Change]] = {}
         for change in changes:
