@@ -68,10 +68,10 @@ class Exporter(BaseExporter):
         changes = self._changes()
         masks = [change for change in changes if isinstance(change, Mask)]
         others = [change for change in changes if not isinstance(change, Mask)]
-        # The last bits of a product may depend on whether its weight requires gradients, which that
-        # of a tool does not (2.13).
-        original = copy.deepcopy(self._model).requires_grad_(False)
         with self._alone(), new_beside(path) as partial:
+            # The last bits of a product may depend on whether its weight requires gradients, which
+            # that of a tool does not (2.13).
+            original = copy.deepcopy(self._model).requires_grad_(False)
             self._bake(masks)
             is_state = path.suffix == ".safetensors"
             partial.write_bytes(

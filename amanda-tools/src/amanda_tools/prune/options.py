@@ -108,8 +108,8 @@ class PruneOptions:
                 f"every={self.every} is not positive": self.every > 0,
                 f"method={self.method} has no schedule (start, end) and no masks file": is_static
                 or not (self.start or self.end or self.masks),
-                f"bake={self.bake}: cut=true is for models of PyTorch: "
-                f"{', '.join(FORMATS['pytorch'])}": not (self.cut and self.bake)
+                f"bake={self.bake} has none of the suffixes {', '.join(FORMATS['pytorch'])} of "
+                "PyTorch, whose models cut=true is for": not (self.cut and self.bake)
                 or Path(self.bake).suffix in FORMATS["pytorch"],
             },
             "prune",

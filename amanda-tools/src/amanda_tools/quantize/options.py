@@ -154,8 +154,8 @@ class QuantizeOptions:
                 "learning_rate is of method=qat only": self.method == "qat"
                 or not self.learning_rate,
                 f"number={self.number} has no observer=mse": is_int or self.observer != "mse",
-                f"export={self.export}: .safetensors has no operators that round; .pt2 and .onnx "
-                "have": not self.export.endswith(".safetensors"),
+                f"export={self.export}: with the suffix .safetensors a file has no operators, "
+                "which round; .pt2 and .onnx have": not self.export.endswith(".safetensors"),
             },
             "quantize",
         )
