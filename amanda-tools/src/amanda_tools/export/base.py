@@ -111,7 +111,7 @@ class BaseExporter:
         checks.outputs_under(*given, before, op_filter=self._filter)
         if where := checks.first_difference(*given, found=before.values, **more):
             raise UnsupportedProgramError(
-                f"{self._name}: the model gives another result at each run, as with random numbers, "
+                f"{self._name}: the model gives another result at each run, as random numbers do, "
                 f"first at op {where}"
             )
         where = checks.first_difference(*given, found=values(), **more)

@@ -113,7 +113,7 @@ def flat(values: Any) -> list[Array]:
 
 
 def difference(found: Sequence[Array], expected: Sequence[Array], tolerance: float) -> float | None:
-    """Return the largest absolute difference; None if it is over the tolerance. Infinities, and NaN,
+    """Return the largest absolute difference; None if it is over the tolerance. NaN and infinities
     are equal to themselves.
 
     Args:
@@ -138,9 +138,8 @@ def difference(found: Sequence[Array], expected: Sequence[Array], tolerance: flo
 def _gap(one: Array, other: Array) -> float:
     one, other = (part.astype(np.result_type(part, np.float64)) for part in (one, other))
     with np.errstate(invalid="ignore"):
-        gaps = np.abs(one - other)
-    gaps[(one == other) | (np.isnan(one) & np.isnan(other))] = 0
-    return float(gaps.max(initial=0))
+        is_same = (one == other) | (np.isnan(one) & np.isnan(other))
+        return float(np.where(is_same, 0, np.abs(one - other)).max(initial=0))
 
 
 def run_onnx(

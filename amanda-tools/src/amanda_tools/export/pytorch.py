@@ -44,7 +44,9 @@ class Exporter(BaseExporter):
         inputs = dict(inputs) if is_named else tuple(inputs) if is_sequence else (inputs,)
         super().__init__(name, tool, model, copied(inputs), **options)
         with self._refusing("copy.deepcopy"):
-            held = [leaf for module in model.modules() for leaf in leaves_of([*vars(module).values()])]
+            held = [
+                leaf for module in model.modules() for leaf in leaves_of([*vars(module).values()])
+            ]
             self._model = copied(model, held).eval()
         modules: list[Any] = [*self._model.modules()]
         for module in modules:
