@@ -106,6 +106,9 @@ def _origin_of(node: torch.fx.Node) -> tuple[str, tuple[str, str]]:
     """Return the module that has made a node, and the number and name of the call."""
     modules = list((node.meta.get("nn_module_stack") or {}).values())
     number, function = node.meta.get("torch_fn") or (node.name, "")
+    if function.endswith(".multi_head_attention_forward"):
+        # It calls functions, each of which is an operator.
+        number, function = node.name, ""
     return modules[-1][0] if modules else "", (number, function.rpartition(".")[2])
 
 

@@ -21,8 +21,9 @@ from torch import nn
 
 import amanda
 from amanda.errors import AmandaError, CoverageWarning, FileError, UnsupportedProgramError
-from amanda_tools.export import Change, Function, Mask, Rounding, export_model
+from amanda_tools.export import Change, Function, Mask, Rounding, checks, export_model
 from amanda_tools.export.checks import Applied
+from amanda_tools.export.model_of_run import copied
 from tests.running import run_python
 from tests.tools.optimization import exports
 from tests.tools.optimization.exports import Net
@@ -229,6 +230,92 @@ def test_ties_may_round_otherwise_and_nothing_else(
         export_model(*given)
 
 
+class Stateful(nn.Linear):
+    """Counts its calls, changes its input, and holds what it has computed."""
+
+    config = SimpleNamespace(use_cache=True)
+
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        self.last = super().forward(x.add_(1))
+        return self.last
+
+
+@pytest.mark.parametrize(("name", "suffix"), [("quantize", ".pt2"), ("prune", ".safetensors")])
+def test_the_runs_of_an_export_leave_no_trace(tmp_path: Path, name: str, suffix: str) -> None:
+    """In the file, the model, its inputs, and its class."""
+    model, x = Stateful().eval(), torch.rand(2, 6)
+    tool = amanda.tools.load(name)()
+    with amanda.apply(tool):
+        model(x.clone()), model(x.clone())
+    before = x.clone()
+    path = tool.export_model(model, x, tmp_path / f"net{suffix}").path
+    state = torch.export.load(path).state_dict if suffix == ".pt2" else load_file(path)
+    assert (model.calls, state["calls"]) == (2, 2)
+    assert x.equal(before)
+    assert Stateful.config.use_cache
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_attention_is_exported_without_the_fast_path(tmp_path: Path, grad: bool) -> None:
+    """As it runs under a tool that changes values, whatever gradients it was run with."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 1).eval(), torch.rand(2, 5, 8)
+    for name, suffix in (("quantize", ".pt2"), ("prune", ".safetensors")):
+        tool = amanda.tools.load(name)()
+        with amanda.apply(tool), torch.set_grad_enabled(grad):
+            model(x), model(x)
+        assert len(tool.export_model(model, x, tmp_path / f"net{suffix}").ops) == 4
+    assert export_model(None, model, x, tmp_path / "net.pt2").difference == 0
+    assert torch.backends.mha.get_fastpath_enabled()
+    found = amanda.align(model, x, torch.export.export(model, (x,))).values()
+    assert all(one.nodes or one.is_dropped for one in found)
+
+
+class Filled(nn.Linear):
+    """Has outputs that are no numbers, or random, and a state that is no tensor."""
+
+    def __init__(self, value: float, share: float = 0) -> None:
+        super().__init__(6, 6)
+        self.value, self.share = value, share
+
+    def forward(self, x: Any) -> Any:
+        x = super().forward(x.flatten(1)[:, :6])
+        return nn.functional.dropout(x.masked_fill(x > 0, self.value), self.share, True)
+
+    def get_extra_state(self) -> Any:
+        return self.share
+
+    def set_extra_state(self, state: Any) -> None:
+        self.share = state
+
+
+@BOTH
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_what_is_not_finite_equals_itself_only(tmp_path: Path, suffix: str, value: float) -> None:
+    model = Filled(value).eval()
+    assert ran(model).export_model(model, X, tmp_path / f"net{suffix}").difference < 2e-6
+    given = [np.array(value)], [np.array(0.0)]
+    assert checks.difference(*given, 2e-6) is checks.difference(*given[::-1], 2e-6) is None
+
+
+@NEEDS_ONNX
+def test_half_precision_is_compared_in_its_own_units(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)).half().eval(), torch.rand(9, 64)
+    assert 0 < export_model(None, model, x.half(), tmp_path / "net.onnx").difference < 2e-3
+
+
+def test_a_model_in_inference_mode_is_exported(net: Any, tmp_path: Path) -> None:
+    with torch.inference_mode():
+        x = X[0] + 0
+        assert export_model(None, net, x, tmp_path / "net.pt2").difference == 0
+        assert not copied(x).is_inference()
+
+
 class Branching(nn.Module):
     """Has control flow that depends on values."""
 
@@ -246,6 +333,8 @@ class Unknown(nn.Module):
 HALVED = Function("Unknown/matmul:0", 0, lambda x: x / 2)
 WIDE = Rounding("Net.qkv/linear:0", 0, [[1.0], [2.0]], [[0.0], [0.0]], -128, 127)
 MASK = Mask("Net.qkv/linear:0", 1, torch.ones(2, 2).numpy())
+OTHER = Rounding("Net.qkv/linear:0", 1, [1.0] * 8, [0.0] * 8, -128, 127, axis=0)
+MASKED = Mask("Filled/linear:0", 1, torch.ones(6, 6).numpy())
 
 
 @pytest.mark.parametrize(
@@ -255,7 +344,11 @@ MASK = Mask("Net.qkv/linear:0", 1, torch.ones(2, 2).numpy())
         ([WIDE], Net(), X, "net.bin", "none of the suffixes"),
         ([WIDE], lambda x: x, X, "net.pt2", "only models of PyTorch"),
         ([], Net(), X, "net.pt2", "nothing to export"),
-        ([WIDE], Branching(), X, "net.pt2", r"torch\.export refuses the model"),
+        ([WIDE], Branching(), X, "net.pt2", r"torch\.export refuses the model: .* \.\.\.$"),
+        ([WIDE], Net(), X[0][:, :2], "net.pt2", r"torch\.export refuses the model"),
+        ([OTHER], Net(), X, "net.pt2", r"is not for its shape \(24, 8\): the model has changed"),
+        ([MASKED], Filled(0), X, "net.safetensors", "holds tensors only, and _extra_state"),
+        ([MASKED], Filled(0, 0.5), X, "net.pt2", r"at each run, .* first at op Filled/dropout:0"),
         ([WIDE], nn.Sequential(Net()), X, "net.pt2", "the model has changed"),
         ([WIDE], Net(), X, "net.pt2", r"qkv/linear:0: \.pt2 cannot express .* several axes"),
         ([WIDE], Net(), X, "net.safetensors", r"\.safetensors has no operators"),
@@ -272,11 +365,14 @@ MASK = Mask("Net.qkv/linear:0", 1, torch.ones(2, 2).numpy())
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
-    tmp_path: Path, tool: Any, model: Any, inputs: Any, name: str, message: str
+    tmp_path: Path, capfd: Any, tool: Any, model: Any, inputs: Any, name: str, message: str
 ) -> None:
+    random = torch.get_rng_state()
     with pytest.raises((AmandaError, OSError), match=message) as caught:
         export_model(Own(tool), model, inputs, tmp_path / name)
     assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+    assert torch.get_rng_state().equal(random)
     assert [*tmp_path.iterdir()] == []
 
 
@@ -416,7 +512,8 @@ def test_amanda_run_exports_the_model_of_the_program(tmp_path: Path, tool: str, 
         ("quantize:export=none/net.pt2", {}, "none/net.pt2 cannot be written: No such file"),
         ("prune:bake=net.pt2", {"called": False}, "not those of one model, but of no module"),
         ("quantize:export=net.pt2", {"control": True}, "torch.export refuses the model"),
-        ("quantize:export=net.safetensors", {}, ".safetensors has no operators"),
+        ("quantize:export=net.safetensors", {}, "the suffix .safetensors a file has no operators"),
+        ("prune:method=channel,cut=true,bake=net.keras", {}, "has none of the suffixes"),
         ("quantize:export=net.pt2", {"full": True}, "File too large"),
     ],
 )

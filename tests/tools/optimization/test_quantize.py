@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import amanda
+from amanda.errors import AmandaError
 from amanda_tools.quantize import QuantizeOptions, QuantizeTool
 from amanda_tools.quantize.numbers import QuantGrid, fake_float, fake_quantize, integers
 from tests import models
@@ -356,6 +357,8 @@ def test_what_is_not_quantized_is_listed_with_the_reason() -> None:
         "Odd.fc/linear:0": "it is excluded",
     }
     assert summary["ops_never_met"] == ["conv2d", "conv3d"]
+    with pytest.raises(AmandaError, match=r"op Odd\.normed/linear:0 is skipped: its weight is no"):
+        tool.changes()
 
 
 @pytest.mark.parametrize(

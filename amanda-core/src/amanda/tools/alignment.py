@@ -83,7 +83,10 @@ def align(model: Any, example_inputs: Any, target: Any) -> dict[str, AlignedOp]:
     """Find the nodes of an exported program for every operator of a model.
 
     Args:
-        model: the model that was exported, in the same mode; it runs once.
+        model: the model that was exported, in the same mode, with gradients or without; it runs
+            once. In ``torch.no_grad()`` PyTorch's fast path joins operators of attention:
+            ``torch.backends.mha.set_fastpath_enabled(False)`` for those of a tool that changes
+            values.
         example_inputs: a tuple of its arguments, a dictionary of keyword arguments, or a tensor.
         target: the program, or a path: in PyTorch of ``torch.export`` (``.pt2``) or of
             ``torch.onnx`` (``.onnx``, ``dynamo=True``); for a model of Keras another one

@@ -53,12 +53,13 @@ def export_model(
 ) -> Exported:
     """Write a model with the changes of a tool into a file, which needs no Amanda.
 
-    The model is exported in evaluation mode, and is not changed. The file is read again, runs on
-    the example inputs, and must give the outputs of the model under the tool: the same bits, within
-    2e-6 of their largest value from ``.onnx`` in ONNX Runtime without its optimizer, within
-    the largest quantization step from ``.tflite``. From ``.onnx`` more may differ where each
-    operator agrees on equal inputs: the runtime divides by a scale, where PyTorch multiplies by its
-    reciprocal, which rounds a few values to the next integer.
+    The model is exported in evaluation mode, and is not changed. A copy runs several times, with
+    its hooks. The file is read again, runs on the example inputs, and must give the outputs of the
+    model under the tool: the same bits, within 2e-6 (float16: 2e-2) of their largest value from
+    ``.onnx`` in ONNX Runtime without its optimizer, within the largest quantization step from
+    ``.tflite``. From ``.onnx`` more may differ where each operator agrees on equal inputs: the
+    runtime divides by a scale, where PyTorch multiplies by its reciprocal, which rounds a few
+    values to the next integer.
 
     Args:
         tool: the tool, which has run the model; None exports it as it is.
@@ -71,8 +72,8 @@ def export_model(
 
     Raises:
         UnsupportedProgramError: the exporter refuses the model, the format cannot express a change,
-            the model has changed, or the outputs differ; the message names the first operator. Or
-            a scope is open.
+            the model has changed, or is random, or the outputs differ; the message names the first
+            operator, where the format tells it. Or a scope is open.
         AmandaError: the tool is not ready.
         OSError: the file cannot be written. An earlier file is as it was.
     """

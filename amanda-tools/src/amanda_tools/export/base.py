@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -73,7 +74,7 @@ class BaseExporter:
         except Exception as error:
             while error.__cause__ is not None and isinstance(error.__cause__, Exception):
                 error = error.__cause__
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            reason = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
             raise UnsupportedProgramError(
                 f"{self._name}: {exporter} refuses the model: {reason}"
             ) from error
@@ -105,8 +106,15 @@ class BaseExporter:
         difference = checks.difference(found, expected, tolerance)
         if difference is not None:
             return difference
-        more = {"found": values(), "tolerance": tolerance, "op_filter": self._filter}
-        where = checks.first_difference(*given, **more)
+        more = {"tolerance": tolerance, "op_filter": self._filter}
+        before = checks.Outputs()
+        checks.outputs_under(*given, before, op_filter=self._filter)
+        if where := checks.first_difference(*given, found=before.values, **more):
+            raise UnsupportedProgramError(
+                f"{self._name}: the model gives another result at each run, as random numbers do, "
+                f"first at op {where}"
+            )
+        where = checks.first_difference(*given, found=values(), **more)
         if not where:
             where, difference = self._recheck(found, expected)
         if difference is None:

@@ -46,6 +46,18 @@ class Rounding:
         """True if two of its integers fit into a byte."""
         return self.low >= -8 and self.high <= 7
 
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return False if an input of this shape has other channels or groups."""
+        if self.integers is not None and np.shape(self.integers) != shape:
+            return False
+        if self.axis is None or self.axis >= len(shape):
+            return self.axis is None
+        given = list(np.shape(self.scale))
+        if not self.group:
+            return shape[self.axis] == np.size(self.scale)
+        given[self.axis] *= self.group
+        return tuple(given) == shape
+
     def grid(self, rank: int) -> tuple[Array, Array]:
         """Return scale and zero point, float32, so that they broadcast to an input of this rank."""
         given = [np.asarray(part, np.float32) for part in (self.scale, self.zero_point)]

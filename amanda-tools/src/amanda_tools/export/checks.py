@@ -113,12 +113,13 @@ def flat(values: Any) -> list[Array]:
 
 
 def difference(found: Sequence[Array], expected: Sequence[Array], tolerance: float) -> float | None:
-    """Return the largest absolute difference; None if it is over the tolerance.
+    """Return the largest absolute difference; None if it is over the tolerance. NaN and infinities
+    are equal to themselves.
 
     Args:
         found, expected: arrays.
         tolerance: the largest difference that is allowed, relative to the largest expected value
-            where that is over 1; 0 for equal arrays.
+            where that is over 1; for float16 as many units in the last place; 0 for equal arrays.
     """
     largest = 0.0
     if len(found) != len(expected):
@@ -126,17 +127,19 @@ def difference(found: Sequence[Array], expected: Sequence[Array], tolerance: flo
     for one, other in zip(found, expected, strict=True):
         if one.shape != other.shape:
             return None
-        if np.array_equal(one, other):
-            continue
-        gap = _gap(one, other)
-        if not gap <= tolerance * max(1.0, np.abs(other.astype(np.float64)).max()):
+        gap, units = _gap(one, other), 2**13 if one.dtype == np.float16 else 1
+        size = np.abs(other[np.isfinite(other)]).max(initial=1)
+        if not gap <= units * tolerance * size:
             return None
         largest = max(largest, gap)
     return largest
 
 
 def _gap(one: Array, other: Array) -> float:
-    return float(np.abs(one.astype(np.float64) - other.astype(np.float64)).max())
+    one, other = (part.astype(np.result_type(part, np.float64)) for part in (one, other))
+    with np.errstate(invalid="ignore"):
+        is_same = (one == other) | (np.isnan(one) & np.isnan(other))
+        return float(np.where(is_same, 0, np.abs(one - other)).max(initial=0))
 
 
 def run_onnx(
@@ -245,7 +248,7 @@ def values_in_graph(program: Any, inputs: Any, *, divides: bool = False) -> dict
         def run_node(self, n: Any) -> Any:
             found = super().run_node(n)
             if n.op == "call_function" and hasattr(found, "detach") and found.is_floating_point():
-                values[n.name] = np.array(arithmetic_of(found).wide_numpy(found))
+                values[n.name] = np.array(arithmetic_of(found).numpy(found))
             return found
 
         def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -260,12 +263,16 @@ def values_in_graph(program: Any, inputs: Any, *, divides: bool = False) -> dict
                 return ungrouped(*args[0])
             return super().call_function(target, args, kwargs)
 
-    Keeping(program.module()).run(*tensors(inputs))
+    Keeping(program.module().requires_grad_(False)).run(*tensors(inputs))
     return values
 
 
 def first_difference_in_onnx(
-    model: Any, inputs: Any, program: Any, exported: Any, tolerance: float
+    program: Any,
+    inputs: Any,
+    exported: Any,
+    tolerance: float,
+    aligned: Callable[[], Mapping[str, AlignedOp]],
 ) -> str:
     """Return the first operator that ONNX Runtime computes otherwise than a program of
     torch.export from the same inputs, and how large the difference is; "" if there is none.
@@ -274,10 +281,10 @@ def first_difference_in_onnx(
     integers would enlarge them.
 
     Args:
-        model, inputs: what is exported.
-        program: the program.
+        program, inputs: the program, and inputs of it.
         exported: the model of ONNX.
         tolerance: as for :func:`difference`.
+        aligned: gives the model's operators, with their nodes in the program.
     """
     onnx = importlib.import_module("onnx")
     values, made = values_in_graph(program, inputs, divides=True), dict[str, str]()
@@ -296,7 +303,7 @@ def first_difference_in_onnx(
     found = run_onnx(edited.SerializeToString(), inputs, given)
     for name, one in zip(made, found, strict=True):
         if difference([one], [given[name]], tolerance) is None:
-            where = _readers(program, amanda.align(model, inputs, program))[name]
+            where = _readers(program, aligned())[name]
             return f"{where}, by {_gap(one, given[name]):.2g}"
     return ""
 

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from amanda.errors import UnsupportedProgramError
 from amanda.tools.alignment import AlignedOp
 from amanda_tools._internals import quantizing_operators
 from amanda_tools._values.tensors import Array
@@ -44,7 +45,7 @@ class EditedGraph:
         """Change the inputs of one operator; return the reason if the program cannot have it.
 
         Raises:
-            UnsupportedProgramError: the operator has not run.
+            UnsupportedProgramError: the operator has not run, or with another shape.
         """
         op_id = changes[0].op
         found = self._aligned.get(op_id)
@@ -79,6 +80,7 @@ class EditedGraph:
 
         Raises:
             _Inexpressible: there is none, or it cannot be rounded so.
+            UnsupportedProgramError: it has another shape.
         """
         order = _SWAPPED.get(str(node.target), ())
         place = order[change.input] if change.input < len(order) else change.input
@@ -91,6 +93,11 @@ class EditedGraph:
                 raise _Inexpressible(f"input {change.input} is of type {value.dtype}")
             if change.axis is None and np.size(change.scale) > 1:
                 raise _Inexpressible("its channels are on several axes")
+            if not change.fits(tuple(value.shape)):
+                raise UnsupportedProgramError(
+                    f"export: what rounds input {change.input} of op {change.op} is not for its "
+                    f"shape {tuple(value.shape)}: the model has changed"
+                )
             if self._is_onnx and self._integer_type(change) is self._torch.int16:
                 raise _Inexpressible("torch.onnx writes integers of 8 bits at most")
         elif not isinstance(change, Function):

@@ -63,12 +63,27 @@ class ModelOfRun:
         return next(known, None)
 
 
+def copied(value: Any, tensors: Iterable[Any] | None = None) -> Any:
+    """Copy a value of PyTorch, outside of inference mode, whose tensors gradients cannot use.
+
+    Args:
+        value: a model, or arguments of one.
+        tensors: of a model, the tensors and others that its modules hold.
+    """
+    torch = importlib.import_module("torch")
+    with torch.inference_mode(False):
+        # By this memo, tensors are copied without their history, which cannot be copied.
+        memo = {
+            id(leaf): leaf.detach().clone()
+            for leaf in (leaves_of(value) if tensors is None else tensors)
+            if isinstance(leaf, torch.Tensor) and (tensors is None or not leaf.is_leaf)
+        }
+        return copy.deepcopy(value, memo)
+
+
 def _example(model: Any, args: Any, kwargs: Any) -> Any:
     """Copy the arguments of a call: a tuple, or a dictionary if some are keyword arguments."""
-    # By this memo, tensors are copied without their history, which cannot be copied.
-    tensors = [leaf for leaf in leaves_of((args, kwargs)) if hasattr(leaf, "detach")]
-    memo = {id(tensor): tensor.detach().clone() for tensor in tensors}
-    args, kwargs = copy.deepcopy((args, kwargs), memo)
+    args, kwargs = copied((args, kwargs))
     if not kwargs:
         return args
     return {**inspect.signature(model.forward).bind_partial(*args).arguments, **kwargs}

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import io
+import logging
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import amanda
 from amanda.errors import UnsupportedProgramError
 from amanda.files import new_beside
-from amanda.tools.alignment import run_example
+from amanda.tool import vanilla
+from amanda.tools.alignment import AlignedOp, run_example
+from amanda_tools._internals import leaves_of
 from amanda_tools._operators.weights import values_of_run
 from amanda_tools._values.tensors import Array
 from amanda_tools.export import checks
 from amanda_tools.export.base import BaseExporter
 from amanda_tools.export.changes import Change, Exported, Mask, Rounding
 from amanda_tools.export.graphs import EditedGraph, packed_in_onnx
+from amanda_tools.export.model_of_run import copied
 
 _ONNX_TOLERANCE = 2e-6
+
+_FUSED = ("/_transformer_encoder_layer_fwd:", "/_native_multi_head_attention:")
+"""In ids of operators that ``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention`` are on
+PyTorch's fast path."""
 
 
 class Exporter(BaseExporter):
@@ -31,13 +42,20 @@ class Exporter(BaseExporter):
         self._torch = importlib.import_module("torch")
         is_named, is_sequence = isinstance(inputs, Mapping), isinstance(inputs, (tuple, list))
         inputs = dict(inputs) if is_named else tuple(inputs) if is_sequence else (inputs,)
-        model = copy.deepcopy(model).eval()
-        configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-        for config in configs:
+        super().__init__(name, tool, model, copied(inputs), **options)
+        with self._refusing("copy.deepcopy"):
+            held = [
+                leaf for module in model.modules() for leaf in leaves_of([*vars(module).values()])
+            ]
+            self._model = copied(model, held).eval()
+        modules: list[Any] = [*self._model.modules()]
+        for module in modules:
+            config = getattr(module, "config", None)
             # A cache of Transformers, which serves only the next call, is no output of a program.
             if getattr(config, "use_cache", False):
+                # That of a class is not copied with the model.
+                vars(module)["config"] = config = copy.copy(config)
                 config.use_cache = False
-        super().__init__(name, tool, model, inputs, **options)
         self._args = () if is_named else self._inputs
         self._kwargs = self._inputs if is_named else None
         self._program: Any = None
@@ -52,8 +70,10 @@ class Exporter(BaseExporter):
         changes = self._changes()
         masks = [change for change in changes if isinstance(change, Mask)]
         others = [change for change in changes if not isinstance(change, Mask)]
-        original = copy.deepcopy(self._model)
-        with self._torch.no_grad(), new_beside(path) as partial:
+        with self._alone(), new_beside(path) as partial:
+            # The last bits of a product may depend on whether its weight requires gradients, which
+            # that of a tool does not (2.13).
+            original = copy.deepcopy(self._model).requires_grad_(False)
             self._bake(masks)
             is_state = path.suffix == ".safetensors"
             partial.write_bytes(
@@ -62,9 +82,60 @@ class Exporter(BaseExporter):
             found = self._outputs_of(partial, path.suffix)
             kept = [change for change in changes if change.op not in self.left]
             tolerance = _ONNX_TOLERANCE if path.suffix == ".onnx" else 0.0
-            given = found, original, self._inputs, kept, tolerance
+            given = found, self._run_of(original), self._inputs, kept, tolerance
             difference = self._difference(*given, lambda: self._values(original, kept))
         return Exported(path, list({change.op: 1 for change in kept}), self.left, difference)
+
+    @contextmanager
+    def _alone(self, ops: Iterable[str] = ()) -> Iterator[None]:
+        """Run and export the model meanwhile without gradients, and leave random numbers as they
+        were.
+
+        PyTorch's fast path is taken if one of these operators is of it: a tool that changes values
+        keeps the model from it.
+        """
+        torch, mha = self._torch, self._torch.backends.mha
+        devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+        before, is_fused = mha.get_fastpath_enabled(), any(n in op for op in ops for n in _FUSED)
+        with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices):
+            mha.set_fastpath_enabled(before and is_fused)
+            try:
+                yield
+            finally:
+                mha.set_fastpath_enabled(before)
+
+    def _run_of(self, model: Any) -> Callable[..., Any]:
+        """Return a function that runs a model on copies of its inputs, and leaves its buffers as
+        they were."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with vanilla():
+                args, kwargs = copied((args, kwargs))
+                before = [
+                    (module, name, buffer, buffer.clone())
+                    for module in model.modules()
+                    for name, buffer in module.named_buffers(recurse=False)
+                ]
+            try:
+                return model(*args, **kwargs)
+            finally:
+                with vanilla():
+                    for module, name, buffer, value in before:
+                        setattr(module, name, buffer.copy_(value))
+
+        return run
+
+    @contextmanager
+    def _refusing(self, exporter: str) -> Iterator[None]:
+        """Also drop what PyTorch writes of an error to the standard error."""
+        before, said = logging.root.manager.disable, io.StringIO()
+        logging.disable(logging.ERROR)
+        try:
+            with super()._refusing(exporter), contextlib.redirect_stderr(said):
+                yield
+        finally:
+            logging.disable(before)
+        sys.stderr.write(said.getvalue())
 
     def _outputs_of(self, path: Path, suffix: str) -> list[Any]:
         """Read the file again, and return its outputs of the example inputs."""
@@ -78,21 +149,27 @@ class Exporter(BaseExporter):
             files = importlib.import_module("safetensors.torch")
             model = copy.deepcopy(self._model)
             model.load_state_dict(files.load_file(path))
-        return checks.flat(run_example(model, self._inputs))
+        return checks.flat(run_example(self._run_of(model.requires_grad_(False)), self._inputs))
 
     def _values(self, model: Any, changes: Sequence[Change]) -> Mapping[str, Array]:
         """Return the outputs of operators in the program, by id."""
         if self._program is None:
             return {}
         divides = any(isinstance(each, Rounding) and each.divides for each in changes)
-        values = checks.values_in_graph(self._program, self._inputs, divides=divides)
-        return checks.by_op(amanda.align(model, self._inputs, self._program), values)
+        values = checks.values_in_graph(self._program, copied(self._inputs), divides=divides)
+        return checks.by_op(self._ops_of(model, self._program), values)
+
+    def _ops_of(self, model: Any, program: Any) -> dict[str, AlignedOp]:
+        return amanda.align(self._run_of(model), self._inputs, program)
 
     def _recheck(self, found: Sequence[Array], expected: Sequence[Array]) -> tuple[str, Any]:
         if self._onnx is None:
             return "", None
-        given = self._model, self._inputs, self._program, self._onnx, _ONNX_TOLERANCE
-        where = checks.first_difference_in_onnx(*given)
+        given = self._program, copied(self._inputs), self._onnx, _ONNX_TOLERANCE
+        with self._refusing("ONNX Runtime"):
+            where = checks.first_difference_in_onnx(
+                *given, lambda: self._ops_of(self._model, self._program)
+            )
         return where, None if where else checks.difference(found, expected, math.inf)
 
     # -- masks --------------------------------------------------------------
@@ -103,7 +180,8 @@ class Exporter(BaseExporter):
             places.setdefault(mask.op, []).append(mask.input)
         if not masks:
             return
-        values = values_of_run(lambda: run_example(self._model, self._inputs), places, self._name)
+        run = self._run_of(self._model)
+        values = values_of_run(lambda: run_example(run, self._inputs), places, self._name)
         for mask in masks:
             value = values[mask.op, mask.input]
             value.copy_(checks.changed(value, mask))
@@ -115,7 +193,14 @@ class Exporter(BaseExporter):
                 f"op {changes[0].op}; .pt2 and .onnx can"
             )
         # Tied weights are equal, and stand twice: the file then fits the model strictly.
-        state = {key: value.contiguous().clone() for key, value in self._model.state_dict().items()}
+        given = self._model.state_dict()
+        for key, value in given.items():
+            if not isinstance(value, self._torch.Tensor):
+                raise UnsupportedProgramError(
+                    f"{self._name}: .safetensors holds tensors only, and {key} of the state "
+                    f"dictionary is a {type(value).__name__}; .pt2 and .onnx need no such state"
+                )
+        state = {key: value.contiguous().clone() for key, value in given.items()}
         found: bytes = importlib.import_module("safetensors.torch").save(state)
         return found
 
@@ -124,7 +209,7 @@ class Exporter(BaseExporter):
     def _written(self, suffix: str, changes: Sequence[Change]) -> bytes:
         torch = self._torch
         program = self._exported(self._model)
-        aligned = amanda.align(self._model, self._inputs, program)
+        aligned = self._ops_of(self._model, program)
         graph = EditedGraph(program.module(check_guards=False), aligned, is_onnx=suffix == ".onnx")
         by_op: dict[str, list[Change]] = {}
         for change in changes:

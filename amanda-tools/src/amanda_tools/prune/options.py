@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import attrs
@@ -10,6 +11,7 @@ import attrs
 from amanda.tools.reporting import applies_if, type_names
 from amanda_tools._bases.options import require
 from amanda_tools._operators.op_table import default_types
+from amanda_tools.export import FORMATS
 
 Method = Literal["magnitude", "nm", "tile", "channel", "activation", "attention"]
 
@@ -48,8 +50,9 @@ class PruneOptions:
         masks: file of masks to use instead of new ones (static methods).
         cut: leave out the same channels for all samples, and heads of attention: bake= gets a
             smaller model (channel, PyTorch).
-        bake: file that amanda run exports the pruned PyTorch model to, .onnx, .pt2 or .safetensors
-            (static methods, cut=true).
+        bake: file that amanda run exports the pruned model to: of PyTorch .onnx, .pt2 or
+            .safetensors (static methods, cut=true), of Keras .keras, .tflite, or the folder of a
+            SavedModel (static methods).
     """
 
     method: Method = "magnitude"
@@ -105,6 +108,9 @@ class PruneOptions:
                 f"every={self.every} is not positive": self.every > 0,
                 f"method={self.method} has no schedule (start, end) and no masks file": is_static
                 or not (self.start or self.end or self.masks),
+                f"bake={self.bake} has none of the suffixes {', '.join(FORMATS['pytorch'])} of "
+                "PyTorch, whose models cut=true is for": not (self.cut and self.bake)
+                or Path(self.bake).suffix in FORMATS["pytorch"],
             },
             "prune",
         )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from amanda.errors import AmandaError
+from amanda.tools.description import OpDescription
 from amanda_tools._operators.weights import values_of_run
 from amanda_tools._values import tensor_files
 from amanda_tools._values.shapes import shape_of
@@ -20,18 +21,22 @@ from amanda_tools.quantize.quantizers import Quantizer
 Quantizers = Mapping[str, Sequence[Quantizer]]
 
 
-def ready(quantizers: Quantizers) -> Quantizers:
+def ready(quantizers: Quantizers, skipped: Sequence[tuple[OpDescription, str]]) -> Quantizers:
     """Return those of operators that have run, and refuse those that are not calibrated.
 
     A function's graph may hold operators that never run, since nothing needs their results, such
     as the step by which Keras finds the shape of a recurrent layer's output.
 
     Raises:
-        AmandaError: an operator is not calibrated; the message names the first one.
+        AmandaError: an operator is not calibrated, or all are skipped; the message names the first
+            one.
     """
     run = {op_id: found for op_id, found in quantizers.items() if any(q.has_run for q in found)}
     if not run:
-        raise AmandaError("quantize: no operator has been quantized; run the model under the tool")
+        why = "run the model under the tool"
+        if skipped:
+            why = f"op {skipped[0][0].id} is skipped: {skipped[0][1]}"
+        raise AmandaError(f"quantize: no operator has been quantized; {why}")
     for op_id, found in run.items():
         if not all(quantizer.is_ready for quantizer in found):
             raise AmandaError(f"quantize: op {op_id} is not calibrated; run it more often")

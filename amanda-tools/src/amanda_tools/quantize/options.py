@@ -47,7 +47,8 @@ class QuantizeOptions:
             pass; 0 leaves it to your optimizer, which is not possible in graph modes.
         ops: types of the ops to quantize.
         exclude: op ids or module paths to leave alone, patterns with * and ?.
-        export: file that amanda run exports the quantized PyTorch model to, .onnx or .pt2.
+        export: file that amanda run exports the quantized model to: of PyTorch .onnx or .pt2, of
+            Keras .keras, .tflite, or the folder of a SavedModel.
         fallback: of export: operators that the format cannot express stay in floating point.
     """
 
@@ -153,6 +154,8 @@ class QuantizeOptions:
                 "learning_rate is of method=qat only": self.method == "qat"
                 or not self.learning_rate,
                 f"number={self.number} has no observer=mse": is_int or self.observer != "mse",
+                f"export={self.export}: with the suffix .safetensors a file has no operators, "
+                "which round; .pt2 and .onnx have": not self.export.endswith(".safetensors"),
             },
             "quantize",
         )

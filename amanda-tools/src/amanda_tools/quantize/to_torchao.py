@@ -20,7 +20,7 @@ from amanda import OpContext
 from amanda.errors import AmandaError
 from amanda.tools.description import OpDescription, describe
 from amanda_tools._operators.running import run_model
-from amanda_tools.quantize.files import Quantizers, grid_of, ready, to_integers
+from amanda_tools.quantize.files import Quantizers, grid_of, to_integers
 from amanda_tools.quantize.numbers import FLOATS
 from amanda_tools.quantize.quantizers import Quantizer
 
@@ -82,13 +82,12 @@ def export_model(model: Any, quantizers: Quantizers, run: Callable[[], Any]) -> 
 
     Args:
         model: the module; it is not changed.
-        quantizers: quantizers of the tool, by op id.
+        quantizers: calibrated quantizers of the tool, by op id.
         run: runs the model once, as it was run under the tool.
 
     Raises:
-        AmandaError: torchao is missing, an operator is not calibrated, or nothing can be exported.
+        AmandaError: torchao is missing, or nothing can be exported.
     """
-    quantizers = ready(quantizers)
     torchao = _torchao()
     uses = _uses(run)
     copied = copy.deepcopy(model)

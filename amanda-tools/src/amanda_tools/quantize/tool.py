@@ -382,7 +382,7 @@ class QuantizeTool(ExportingTool[QuantizeOptions]):
         """
         target = Path(path)
         header = {"tool": self.name, "schema": self.schema}
-        files.write_tensors(target, files.ready(self.quantizers), header, run)
+        files.write_tensors(target, self._ready(), header, run)
         return target
 
     def changes(self) -> list[Change]:
@@ -392,8 +392,11 @@ class QuantizeTool(ExportingTool[QuantizeOptions]):
             AmandaError: an operator is not calibrated.
         """
         self._end_measuring()
-        ready = files.ready(self.quantizers)
-        return [one for op_id, found in ready.items() for q in found for one in q.changes(op_id)]
+        ready = self._ready().items()
+        return [one for op_id, found in ready for q in found for one in q.changes(op_id)]
+
+    def _ready(self) -> files.Quantizers:
+        return files.ready(self.quantizers, [*self.targets.skipped.values()])
 
     def to_torchao(self, model: Any, run: Callable[[], Any]) -> Exported:
         """Copy a PyTorch model that computes with torchao's tensors what was simulated.
@@ -407,7 +410,7 @@ class QuantizeTool(ExportingTool[QuantizeOptions]):
         """
         from amanda_tools.quantize.to_torchao import export_model
 
-        return export_model(model, self.quantizers, run)
+        return export_model(model, self._ready(), run)
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per quantized operator, with its ``quantizers``."""
