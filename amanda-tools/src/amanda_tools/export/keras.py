@@ -37,8 +37,8 @@ class Exporter(BaseExporter):
     """Exports a model of Keras."""
 
     def __init__(self, name: str, tool: Any, model: Any, inputs: Any, **options: Any) -> None:
-        own = getattr(model, "input", None)
-        if isinstance(own, Mapping) and isinstance(inputs, Mapping) and own.keys() == inputs.keys():
+        is_named = isinstance(inputs, Mapping) and getattr(model, "inputs", None)
+        if is_named and isinstance(model.input, Mapping) and model.input.keys() == inputs.keys():
             # The only argument is a dictionary.
             inputs = (inputs,)
         super().__init__(name, tool, model, inputs, **options)
@@ -123,8 +123,8 @@ class Exporter(BaseExporter):
             self._model.set_weights(before)
 
     def _changed(self, change: Change, dtype: Any, value: Any) -> Any:
-        """Make a change of a variable, in the type in which its operator reads it."""
-        changed = checks.changed(self._tf.cast(value, dtype), change)
+        """Make a change of a value, in the type in which its operator reads it, if known."""
+        changed = checks.changed(self._tf.cast(value, dtype or value.dtype), change)
         return self._tf.cast(changed, value.dtype)
 
     def _save(self, path: Path, kept: Sequence[Change], others: Sequence[Change]) -> None:
@@ -271,8 +271,9 @@ class Exporter(BaseExporter):
     def _error_of_rounding(self, run: Callable[..., Any], changes: Sequence[Change]) -> float:
         """Return how far the roundings move the outputs, relative to values over 1: operators of
         LiteRT round their results, too, which moves them less."""
-        others = [change for change in changes if not isinstance(change, Rounding)]
-        tools = map(checks.Applied, (changes, others))
+        made = {c: Function(c.op, c.input, partial(self._changed, c, None)) for c in changes}
+        others = [made[change] for change in changes if not isinstance(change, Rounding)]
+        tools = map(checks.Applied, ([*made.values()], others))
         pairs = zip(*(checks.outputs_under(run, self._given, tool) for tool in tools), strict=True)
         return max(float(np.abs(a - b).max(initial=0) / np.abs(a).max(initial=1)) for a, b in pairs)
 
