@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import tensorflow as tf
 import amanda
 from amanda.errors import AmandaError, CoverageWarning, FileError, UnsupportedProgramError
 from amanda_tools.export import Change, Function, Mask, Rounding, export_model
+from amanda_tools.export.keras import Exporter
 from tests.running import run_python
 from tests.tools import keras_transformer
 from tests.tools.optimization import exports_keras
@@ -152,6 +155,52 @@ def test_methods_are_exported_or_refused_by_name(tmp_path: Path, options: Any) -
         assert found.difference <= (1e-6 if suffix == ".tflite" else 0)
 
 
+@pytest.mark.parametrize("suffix", [".keras", ""])
+def test_half_precision(tmp_path: Path, suffix: str) -> None:
+    """Layers cast what they get, and their weights, before the tool rounds them."""
+    keras.utils.set_random_seed(1)
+    inner = [layers.Conv2D(4, 3, dtype="mixed_float16"), layers.GlobalAveragePooling2D()]
+    model = keras.Sequential([keras.Input((8, 8, 3)), *inner, layers.Dense(3)], name="net")
+    found = ran(model, per_channel=True).export_model(model, images(), tmp_path / f"net{suffix}")
+    assert found.difference == 0
+    assert len(found.ops) == 2
+
+
+@pytest.mark.parametrize("suffix", [".keras", slow("")])
+def test_a_model_that_is_called_twice_rounds_in_each_call(tmp_path: Path, suffix: str) -> None:
+    inner = keras.Sequential([keras.Input((3,)), layers.Dense(3, name="d")], name="inner")
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, inner(inner(inputs)), name="net")
+    x = images()[0, 0]
+    found = ran(model, x=x).export_model(model, x, tmp_path / f"net{suffix}")
+    assert found.ops == ["net/inner/d/MatMul:0", "net/inner/d/MatMul:1"]
+    assert found.difference == 0
+
+
+def test_a_dictionary_is_the_only_argument_of_a_model_that_takes_one(tmp_path: Path) -> None:
+    """No retracing is told of the functions that compare the exports of a program."""
+    inputs = {name: keras.Input((3,)) for name in "ab"}
+    model = keras.Model(inputs, layers.Add()([*inputs.values()]), name="net")
+    given = dict.fromkeys("ab", images()[0, 0])
+    with warned() as messages:
+        for _ in range(6):
+            assert export_model(None, model, given, tmp_path / "net").difference == 0
+    assert not any("retracing" in message for message in messages)
+
+
+@contextmanager
+def warned() -> Iterator[list[str]]:
+    """The messages of TensorFlow's log."""
+    messages = list[str]()
+    handler, log = logging.Handler(), tf.get_logger()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        yield messages
+    finally:
+        log.removeHandler(handler)
+
+
 def test_a_model_that_is_a_program(net: Any, tmp_path: Path) -> None:
     """A subclass has a SavedModel, but no graph of layers that another program could load."""
 
@@ -227,6 +276,17 @@ def test_a_difference_in_a_file_is_named(net: Any, tmp_path: Path, suffix: str) 
     # LiteRT joins the product with the activation.
     with pytest.raises(UnsupportedProgramError, match=r"first at op net/d/(MatMul|Relu):0, by"):
         export_model(Own([wrong]), net, images(), tmp_path / f"net{suffix}")
+
+
+def test_the_size_of_inputs_does_not_widen_the_tolerance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Exporter, "_read_lite", lambda *_: ([np.full((2, 3), 0.5, "f")], dict))
+    inner = [layers.GlobalAveragePooling2D(), layers.Dense(3, "softmax")]
+    model = keras.Sequential([keras.Input((8, 8, 3)), *inner], name="net")
+    x = images() * 255
+    with pytest.raises(UnsupportedProgramError, match="another result"):
+        ran(model, x=x).export_model(model, x, tmp_path / "net.tflite")
 
 
 HALF, MASK = Function("net/d/MatMul:0", 0, half), Mask("net/d/MatMul:0", 1, np.ones((2, 2)))

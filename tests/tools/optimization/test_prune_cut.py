@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,52 @@ def test_what_cannot_be_cut_is_left_by_name() -> None:
     }
 
 
+def chain(first: Any = None) -> Any:
+    layers = nn.Linear(8, 16), nn.ReLU(), nn.Sequential(nn.Linear(16, 8), nn.ReLU())
+    return nn.Sequential(*([first] if first else []), *layers, nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize("pattern", ["2", "Sequential.2", "2.*", "Sequential.2.0/linear:0"])
+def test_modules_are_excluded_by_their_paths_or_ids(pattern: str) -> None:
+    """A pattern that excludes nothing is an error."""
+    tool = new_tool(exclude=[pattern])
+    tool.cut_model(chain(), torch.rand(2, 8))
+    found = tool.result()["summary"]["cut"]
+    assert [row["layer"] for row in found["layers"]] == ["0"]
+    assert found["left"]["2.0"] == "it is excluded"
+    with pytest.raises(UnsupportedProgramError, match="exclude=body matches no module"):
+        new_tool(exclude=["2", "body"]).cut_model(chain(), torch.rand(2, 8))
+
+
+def test_layers_with_parametrized_weights_are_left(recwarn: pytest.WarningsRecorder) -> None:
+    warnings.simplefilter("always")
+    weight_norm = nn.utils.parametrizations.weight_norm
+    model = nn.Sequential(
+        nn.Linear(8, 8), nn.ReLU(), weight_norm(nn.Linear(8, 8)), nn.ReLU(), nn.Linear(8, 8),
+        nn.ReLU(), nn.Linear(8, 4),
+    )  # fmt: skip
+    tool = new_tool()
+    tool.cut_model(model, torch.rand(2, 8))
+    found = tool.result()["summary"]["cut"]
+    assert [row["layer"] for row in found["layers"]] == ["4"]
+    assert {found["left"][name] for name in "02"} == {"its channels reach a parametrized weight"}
+    assert not [one for one in recwarn if ".grad attribute" in str(one.message)]
+
+
+def test_inputs_are_not_changed() -> None:
+    x = torch.randn(2, 8)
+    before = x.clone()
+    new_tool().cut_model(chain(nn.ReLU(inplace=True)), x)
+    assert x.equal(before)
+
+
+def test_programs_without_gradients() -> None:
+    with torch.inference_mode():
+        x = torch.rand(2, 8)
+        assert new_tool().cut_model(chain(), x)[0].out_features == 8
+    assert new_tool().cut_model(chain(), x)[0].out_features == 8
+
+
 def test_layers_that_share_channels_with_an_excluded_one_are_left() -> None:
     tool = new_tool(exclude=["Net.inner"])
     tool.cut_model(*cnn())
@@ -203,8 +250,8 @@ def test_a_layer_whose_cut_changes_the_result_is_left() -> None:
 def test_models_that_cannot_be_cut_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     tool, model = new_tool(), nn.Linear(4, 4)
     for given, message in (
-        ((model, torch.rand(1, 4)), "nothing can be cut: .*an output of the model"),
-        ((nn.ReLU(), torch.rand(1, 4)), "nothing can be cut: "),
+        ((model, torch.rand(1, 4)), "nothing can be cut: Linear: .*an output of the model"),
+        ((nn.LSTM(4, 4), torch.rand(1, 1, 4)), "nothing can be cut: it has no layers"),
         ((nn.Sequential(model, model), torch.rand(1, 5)), "the model cannot be cut: RuntimeError"),
         ((model, None), "needs example inputs"),
         ((lambda x: x, torch.rand(1)), "for models of PyTorch"),
@@ -222,6 +269,20 @@ def test_models_that_cannot_be_cut_are_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UnsupportedProgramError, match=r"pip install 'amanda-tools\[cut\]'"):
         new_tool()
+
+
+def test_an_export_that_is_refused_names_the_tool(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = chain()
+
+        def forward(self, x: Any) -> Any:
+            x = self.body(x)
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(UnsupportedProgramError, match=r"^prune: torch\.export refuses"):
+        new_tool().export_model(Net(), torch.rand(1, 8), tmp_path / "a.pt2")
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:

@@ -50,14 +50,15 @@ def export_model(
     *,
     fallback: bool = False,
     op_filter: Any = None,
+    name: str = "export",
 ) -> Exported:
     """Write a model with the changes of a tool into a file, which needs no Amanda.
 
     The model is exported in evaluation mode, and is not changed. A copy runs several times, with
     its hooks. The file is read again, runs on the example inputs, and must give the outputs of the
     model under the tool: the same bits, within 2e-6 (float16: 2e-2) of their largest value from
-    ``.onnx`` in ONNX Runtime without its optimizer, within the largest quantization step from
-    ``.tflite``. From ``.onnx`` more may differ where each operator agrees on equal inputs: the
+    ``.onnx`` in ONNX Runtime without its optimizer, as close from ``.tflite`` as the
+    outputs without rounding. From ``.onnx`` more may differ where each operator agrees on equal inputs: the
     runtime divides by a scale, where PyTorch multiplies by its reciprocal, which rounds a few
     values to the next integer.
 
@@ -69,6 +70,7 @@ def export_model(
             state dictionary. A path without one is the folder of a SavedModel.
         fallback: leave an operator whose change the format cannot express as it is.
         op_filter: that of the scope under which the tool has run the model.
+        name: for messages, where there is no tool.
 
     Raises:
         UnsupportedProgramError: the exporter refuses the model, the format cannot express a change,
@@ -77,7 +79,7 @@ def export_model(
         AmandaError: the tool is not ready.
         OSError: the file cannot be written. An earlier file is as it was.
     """
-    target, name = Path(path), getattr(tool, "name", type(tool).__name__) if tool else "export"
+    target, name = Path(path), getattr(tool, "name", type(tool).__name__) if tool else name
     exporter = _exporter_of(model, target, name)
     if example_inputs is None:
         raise UnsupportedProgramError(f"{name}: an export needs example inputs of the model")

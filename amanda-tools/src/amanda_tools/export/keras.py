@@ -37,6 +37,10 @@ class Exporter(BaseExporter):
     """Exports a model of Keras."""
 
     def __init__(self, name: str, tool: Any, model: Any, inputs: Any, **options: Any) -> None:
+        is_named = isinstance(inputs, Mapping) and getattr(model, "inputs", None)
+        if is_named and isinstance(model.input, Mapping) and model.input.keys() == inputs.keys():
+            # The only argument is a dictionary.
+            inputs = (inputs,)
         super().__init__(name, tool, model, inputs, **options)
         self._keras, self._tf = map(importlib.import_module, ("keras", "tensorflow"))
         given = [self._tf.convert_to_tensor(value) for value in self._tf.nest.flatten(inputs)]
@@ -113,14 +117,20 @@ class Exporter(BaseExporter):
                 if weight is None or weight.variable is None:
                     others.append(change)
                 else:
-                    weight.variable.change(partial(checks.changed, change=change))
+                    weight.variable.change(partial(self._changed, change, weight.value.dtype))
             yield others
         finally:
             self._model.set_weights(before)
 
+    def _changed(self, change: Change, dtype: Any, value: Any) -> Any:
+        """Make a change of a value, in the type in which its operator reads it, if known."""
+        changed = checks.changed(self._tf.cast(value, dtype or value.dtype), change)
+        return self._tf.cast(changed, value.dtype)
+
     def _save(self, path: Path, kept: Sequence[Change], others: Sequence[Change]) -> None:
         if path.suffix == ".keras":
-            self._with_roundings(self._model, others, self._model.name).save(path)
+            name = self._model.name
+            self._with_roundings(self._model, others, name, name, Counter()).save(path)
             return
         if path.suffix == ".tflite":
             lite = (self._for_lite(change, is_weight=change not in others) for change in kept)
@@ -134,25 +144,37 @@ class Exporter(BaseExporter):
             converter.optimizations = [self._tf.lite.Optimize.DEFAULT]
         path.write_bytes(converter.convert())
 
-    def _with_roundings(self, model: Any, changes: Sequence[Change], place: str) -> Any:
-        """Return a copy of a graph of layers that rounds what enters some of them."""
+    def _with_roundings(
+        self, model: Any, changes: Sequence[Change], place: str, name: str, calls: Counter[str]
+    ) -> Any:
+        """Return a copy of a graph of layers that rounds what enters some of them.
+
+        Args:
+            place: its path in the ids of operators.
+            name: its name, another one for each call, as these round by other scales.
+            calls: by path, how often layers have been called.
+        """
         if not changes:
             return model
-        keras, calls = self._keras, Counter[str]()
+        keras = self._keras
 
         def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
             own = f"{place}/{layer.name}"
+            number = calls[own]
+            calls[own] += 1
             inner = [change for change in changes if change.op.startswith(f"{own}/")]
             if inner and getattr(layer, "inputs", None):
-                layer, inner = self._with_roundings(model.get_layer(layer.name), inner, own), []
+                new = f"{layer.name}_call_{number}" if number else layer.name
+                layer = self._with_roundings(model.get_layer(layer.name), inner, own, new, calls)
+                inner = []
             for change in inner:
-                if isinstance(change, Rounding) and change.op.endswith(f":{calls[own]}"):
-                    args = (_rounded(keras.ops, args[0], change), *args[1:])
-            calls[own] += 1
+                if isinstance(change, Rounding) and change.op.endswith(f":{number}"):
+                    rounded = _rounded(keras.ops, args[0], change, layer.compute_dtype)
+                    args = (rounded, *args[1:])
             return layer(*args, **kwargs)
 
-        if isinstance(model, keras.Sequential):
-            model = keras.Model(model.inputs, model.outputs, name=model.name)
+        if isinstance(model, keras.Sequential) or name != model.name:
+            model = keras.Model(model.inputs, model.outputs, name=name)
         copy = keras.models.clone_model(model, call_function=call)
         for layer in model.layers:
             if layer.weights:
@@ -234,13 +256,10 @@ class Exporter(BaseExporter):
             read = self._read_keras if path.suffix == ".keras" else self._read_lite
         with self._refusing(_NAMES[path.suffix]):
             found, values = read(path)
-        if path.suffix == ".tflite":
-            # Its operators round their results, to integers that have ranges: one step at most.
-            steps = [float(np.max(c.scale)) for c in kept if isinstance(c, Rounding)]
-            largest = max(float(np.abs(each).max(initial=1)) for each in found)
-            tolerance = max([1e-5, *steps]) / largest
         if path.suffix != ".keras":
-            run = self._tf.function(run)
+            run = self._tf.function(run).get_concrete_function(*self._given)
+        if path.suffix == ".tflite":
+            tolerance = max(1e-5, self._error_of_rounding(run, kept))
 
         def computed() -> Mapping[str, Array]:
             # The file has weights with their changes, which is no difference of what reads them.
@@ -248,6 +267,15 @@ class Exporter(BaseExporter):
             return {op_id: value for op_id, value in values().items() if read not in op_id}
 
         return self._difference(found, run, self._given, kept, tolerance, computed)
+
+    def _error_of_rounding(self, run: Callable[..., Any], changes: Sequence[Change]) -> float:
+        """Return how far the roundings move the outputs, relative to values over 1: operators of
+        LiteRT round their results, too, which moves them less."""
+        made = {c: Function(c.op, c.input, partial(self._changed, c, None)) for c in changes}
+        others = [made[change] for change in changes if not isinstance(change, Rounding)]
+        tools = map(checks.Applied, ([*made.values()], others))
+        pairs = zip(*(checks.outputs_under(run, self._given, tool) for tool in tools), strict=True)
+        return max(float(np.abs(a - b).max(initial=0) / np.abs(a).max(initial=1)) for a, b in pairs)
 
     def _read_keras(self, path: Path) -> Any:
         """Run a file; return its outputs, and a function that gives those of operators by id."""
@@ -310,15 +338,20 @@ def _is_in_floats(change: Change, shape: Sequence[int]) -> bool:
     return bool(change.group) or change.high > 127 or not is_last
 
 
-def _rounded(ops: Any, value: Any, change: Rounding) -> Any:
-    """Return a symbolic tensor of Keras that is rounded."""
+def _rounded(ops: Any, value: Any, change: Rounding, dtype: str) -> Any:
+    """Return a symbolic tensor of Keras that is rounded, of the type in which a layer computes."""
+
+    def cast(value: Any, dtype: str) -> Any:
+        return value if value.dtype == dtype else ops.cast(value, dtype)
+
     scale, zero = (
         np.ravel(part).astype(np.float32)[0] for part in (change.scale, change.zero_point)
     )
     # In the order in which the tool computes, of whose results the last bits count.
+    value = cast(cast(value, dtype), "float32" if dtype in ("float16", "bfloat16") else dtype)
     scaled = value / float(scale) if change.divides else value * float(np.float32(1) / scale)
     whole = ops.clip(ops.round(scaled) + float(zero), change.low, change.high)
-    return (whole - float(zero)) * float(scale)
+    return cast((whole - float(zero)) * float(scale), dtype)
 
 
 def _in_order(outputs: Mapping[str, Any]) -> list[Any]:

@@ -173,8 +173,10 @@ class StructuralPruning:
         if STATE.scopes:
             raise UnsupportedProgramError("prune: a model is cut after the with-block has ended")
         try:
-            cutting = _Cutting(self._options, copy.deepcopy(model).eval(), example_inputs)
-            smaller, self.found = cutting.cut()
+            # The graph is that of gradients, also for a caller that has none.
+            with importlib.import_module("torch").inference_mode(False):
+                cutting = _Cutting(self._options, copy.deepcopy(model).eval(), example_inputs)
+                smaller, self.found = cutting.cut()
         except UnsupportedProgramError:
             raise
         except Exception as error:
@@ -199,6 +201,9 @@ class _Cutting:
     def __init__(self, options: PruneOptions, model: Any, inputs: Any) -> None:
         self._options, self._model, self._inputs = options, model, inputs
         self._torch, self._pruning = map(importlib.import_module, ("torch", "torch_pruning"))
+        parametrize = importlib.import_module("torch.nn.utils.parametrize")
+        self._is_parametrized: Any = parametrize.is_parametrized
+        self._excluded = self._modules_excluded()
         self.left: dict[str, str] = {}
 
     def cut(self) -> tuple[Any, Cut]:
@@ -215,8 +220,9 @@ class _Cutting:
             self.left |= reasons
             pieces = [piece for piece in pieces if piece.layer not in reasons]
             found = self._tried(pieces)
-        if not pieces or isinstance(found, str):
-            left = "; ".join(f"{layer}: {why}" for layer, why in [*self.left.items()][:3])
+        if isinstance(found, str):
+            root, reasons = type(self._model).__name__, [*self.left.items()][:3]
+            left = "; ".join(f"{layer or root}: {why}" for layer, why in reasons)
             raise UnsupportedProgramError(f"prune: nothing can be cut: {left or found}")
         return found[0], self._measured(pieces, *found)
 
@@ -224,9 +230,28 @@ class _Cutting:
         order: list[int] = norms.argsort(stable=True).tolist()
         return sorted(order[: min(round(self._options.sparsity * len(order)), len(order) - 1)])
 
+    def _modules_excluded(self) -> set[str]:
+        """Return the paths of the modules that the options exclude.
+
+        Raises:
+            UnsupportedProgramError: a pattern matches none, as a misspelt one.
+        """
+        found, root = set[str](), type(self._model).__name__
+        for pattern in self._options.exclude:
+            own = set[str]()
+            for path, module in self._model.named_modules():
+                full = f"{root}.{path}".rstrip(".")
+                op_id = f"{full}/{type(module).__name__.lower()}:0"
+                if any(fnmatch.fnmatchcase(name, pattern) for name in (path, full, op_id)):
+                    own.add(path)
+            if not own:
+                raise UnsupportedProgramError(f"prune: exclude={pattern} matches no module")
+            found |= own
+        return found
+
     def _is_excluded(self, layer: str) -> bool:
-        path = f"{type(self._model).__name__}.{layer}"
-        if is_excluded := any(fnmatch.fnmatchcase(path, each) for each in self._options.exclude):
+        around = (f"{each}." if each else "" for each in self._excluded)
+        if is_excluded := f"{layer}.".startswith(tuple(around)):
             self.left[layer] = "it is excluded"
         return is_excluded
 
@@ -241,14 +266,18 @@ class _Cutting:
                 paths = [f"{name}.{each}".lstrip(".") for each in own]
                 if all(isinstance(layers.get(path), linear) for path in paths):
                     known.update(paths)
-                    if any([*map(self._is_excluded, (name, *paths))]):
+                    if any(map(self._is_excluded, (name, *paths))):
                         continue
                     owner = name.rpartition(".")[0]
                     places = [each.format(name, owner).lstrip(".") for each in _OUTPUTS]
                     output = next((p for p in places if isinstance(layers.get(p), linear)), "")
                     size = max(getattr(module, each, 0) for each in _HEAD_SIZES)
+                    whole = [layers[path] for path in (*paths, output)]
+                    if any(map(self._is_parametrized, whole)):
+                        self.left[name] = "its heads reach a parametrized weight"
+                        continue
                     try:
-                        norms = self._norms([layers[path] for path in paths], layers[output], size)
+                        norms = self._norms(whole[:-1], whole[-1], size)
                     except (AttributeError, RuntimeError, ZeroDivisionError):
                         self.left[name] = "its heads are not known"
                     else:
@@ -278,7 +307,7 @@ class _Cutting:
             return self._pruning.DependencyGraph().build_dependency(
                 model,
                 self._inputs,
-                forward_fn=run_example,
+                forward_fn=lambda model, _: self._run(model),
                 output_transform=lambda out: [
                     leaf for leaf in leaves_of(out) if getattr(leaf, "grad_fn", None)
                 ],
@@ -306,7 +335,10 @@ class _Cutting:
             nodes = [dep.target for dep, _ in group if graph.is_out_channel_pruning_fn(dep.handler)]
             own = [layers[node.module] for node in nodes if node.module in layers]
             rest = {name: why for name, why in rest.items() if name not in own}
-            if reason := next(filter(None, map(_reason_to_stay, nodes)), ""):
+            reason = next(filter(None, map(_reason_to_stay, nodes)), "")
+            if any(self._is_parametrized(dep.target.module) for dep, _ in group):
+                reason = "a parametrized weight"
+            if reason:
                 self.left |= dict.fromkeys(own, f"its channels reach {reason}")
             else:
                 root, weakest = group[0].dep.target.module, self._weakest(importance(group))
@@ -319,6 +351,8 @@ class _Cutting:
     def _tried(self, pieces: Sequence[Any]) -> tuple[Any, float] | str:
         """Return a smaller model and its difference to the masked one; a reason why there is
         none."""
+        if not pieces:
+            return "it has no layers with channels or heads that may go"
         smaller, masked = copy.deepcopy(self._model), copy.deepcopy(self._model)
         try:
             graph = self._graph(smaller)
@@ -334,7 +368,13 @@ class _Cutting:
 
     def _outputs(self, model: Any) -> list[Any]:
         with self._torch.no_grad():
-            return checks.flat(run_example(model, self._inputs))
+            return checks.flat(self._run(model))
+
+    def _run(self, model: Any) -> Any:
+        """Run a model on copies of the inputs, which it may change."""
+        tensors = [leaf for leaf in leaves_of(self._inputs) if hasattr(leaf, "detach")]
+        copies = {id(tensor): tensor.detach().clone() for tensor in tensors}
+        return run_example(model, copy.deepcopy(self._inputs, copies))
 
     def _measured(self, pieces: Sequence[Any], smaller: Any, difference: float) -> Cut:
         models = self._model, smaller

@@ -175,7 +175,8 @@ class PruneTool(ExportingTool[PruneOptions]):
         if not isinstance(self._pruning, StructuralPruning):
             return super().export_model(model, example_inputs, path, **options)
         smaller = self.cut_model(model, example_inputs)
-        exported, found = export_model(None, smaller, example_inputs, path), self._pruning.found
+        exported = export_model(None, smaller, example_inputs, path, name=self.name)
+        found = self._pruning.found
         assert found is not None
         layers, gap = [row["layer"] for row in found.layers], found.difference
         return attrs.evolve(exported, ops=layers, difference=max(gap, exported.difference))
