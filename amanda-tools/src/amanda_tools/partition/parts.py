@@ -135,8 +135,7 @@ class PartsExporter(Exporter):
         """Write the parts and their description.
 
         Raises:
-            UnsupportedProgramError: they give other outputs than the whole program, or have
-                parameters of other parts.
+            UnsupportedProgramError: they give other outputs, or have parameters of other parts.
         """
         *_, output = module.graph.nodes
         inputs = [node.name for node in module.graph.nodes if node.op == "placeholder"]
@@ -164,8 +163,7 @@ class PartsExporter(Exporter):
         results = [values[name] for name in names if name is not None]
         if checks.difference(checks.flat(results), expected, tolerance) is None:
             raise UnsupportedProgramError("partition: the parts compute another result")
-        about = {"inputs": inputs, "outputs": names, "parts": rows}
-        write_json(folder / "parts.json", about)
+        write_json(folder / "parts.json", {"inputs": inputs, "outputs": names, "parts": rows})
 
     def _check_parameters(
         self, part: Any, number: int, readers: Mapping[str, Collection[int]]
