@@ -8,7 +8,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,43 @@ def branches() -> tuple[nn.Module, Any]:
     return Branches(), inputs_of_branches()
 
 
+class Attention(nn.Module):
+    """Has a module whose operators an exporter writes as one group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.head = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        x = self.body(x)
+        return self.out(self.head(x, x, x, need_weights=False)[0])
+
+
+class Odd(nn.Module):
+    """Returns a parameter, or has a part of constants."""
+
+    def __init__(self, *, returns_parameter: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.returns_parameter = returns_parameter
+
+    def forward(self, x: Any) -> Any:
+        if self.returns_parameter:
+            return self.b(self.a(x)), self.a.bias
+        x = self.a(x)
+        constant = torch.ones(2, 8) @ torch.ones(8, 4)
+        return self.b(x) + constant
+
+
+@pytest.fixture
+def without_fast_path() -> Iterator[None]:
+    """PyTorch's attention runs as the operators that are exported."""
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
 def of_transformers(name: str) -> tuple[nn.Module, Any]:
     import tests.torchvision_ops  # noqa: F401 - before transformers
 
@@ -217,10 +254,49 @@ def test_parts_compute_what_the_model_does(
     assert later == sent
 
 
+def parameters_of_parts(folder: Path) -> list[list[str]]:
+    parts = json.loads((folder / "parts.json").read_text())["parts"]
+    return [part["parameters"] for part in parts]
+
+
+@pytest.mark.usefixtures("without_fast_path")
+def test_a_module_that_is_exported_as_one_group_is_in_its_part(tmp_path: Path) -> None:
+    """Operators that have no nodes of their own are not in an earlier part; a cut within the module
+    is refused."""
+    model, inputs = Attention(), (torch.rand(2, 5, 8),)
+    cut(model, inputs, outside="head").export_parts(model, inputs, tmp_path)
+    assert parameters_of_parts(tmp_path)[0] == ["body.weight", "body.bias"]
+    tool = cut(model, inputs, outside="*/scaled_dot_product_attention:0", inside="*.head/linear:0")
+    with pytest.raises(UnsupportedProgramError, match=r"op Attention\.head/.*the program has no"):
+        tool.export_parts(model, inputs, tmp_path)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: torch.compile(model, backend="eager"),
+                                  nn.DataParallel])  # fmt: skip
+def test_wrapped_models_are_exported_as_plain_ones(
+    wrap: Callable[[nn.Module], Any], tmp_path: Path
+) -> None:
+    torch.compiler.reset()
+    model, inputs = wrap(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))), (torch.rand(2, 8),)
+    cut(model, inputs).export_parts(model, inputs, tmp_path)
+    assert parameters_of_parts(tmp_path) == [["0.weight", "0.bias"], ["1.weight", "1.bias"]]
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_export_does_not_warn(tmp_path: Path) -> None:
+    model, inputs = (
+        nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 4)),
+        (torch.rand(2, 8),),
+    )
+    cut(model, inputs).export_parts(model, inputs, tmp_path)
+
+
 def test_parts_run_in_processes_of_their_own(tmp_path: Path) -> None:
-    """The example's runner gives the bits of the whole exported program."""
+    """The example's runner gives the bits of the whole exported program; it ends when a part
+    fails."""
     torch.manual_seed(0)
     model, inputs = of_transformers("vit")
+    model, inputs = model.bfloat16(), (inputs[0].bfloat16(),)
     cut(model, inputs, flops="0.3-").export_parts(model, inputs, tmp_path / "parts")
     expected = [*torch.export.export(model, inputs).module()(*inputs).values()]
     torch.save((inputs, expected), tmp_path / "values.pt")
@@ -230,9 +306,12 @@ def test_parts_run_in_processes_of_their_own(tmp_path: Path) -> None:
         "    inputs, expected = torch.load('values.pt')\n"
         "    found = run_parts('parts', *inputs)\n"
         "    print(all(a.equal(b) for a, b in zip(found, expected, strict=True)))\n"
+        "    run_parts('parts', torch.rand(1, 2))\n"
     )
     path = {"PYTHONPATH": str(ROOT / "amanda-tools/examples")}
-    assert run_python("check.py", cwd=tmp_path, env=path, check=True).stdout == "True\n"
+    done = run_python("check.py", cwd=tmp_path, env=path)
+    assert done.stdout == "True\n"
+    assert done.stderr.splitlines()[-1] == "EOFError"
 
 
 # -- bad input --------------------------------------------------------------------
@@ -244,8 +323,9 @@ def test_parts_run_in_processes_of_their_own(tmp_path: Path) -> None:
         ({"inside": "stm"}, r"inside=stm is no module and no op of the model; did you mean stem\?"),
         ({"inside": "stem", "outside": "*/linear:0"}, "is one of the last part, or reads"),
         ({"inside": "narrow", "outside": "stem"}, "is one of the last part, or reads"),
-        ({"flops": "0.99-"}, "no cut into 2 parts is within the limits"),
-        ({"parts": 9}, "no cut into 9 parts"),
+        ({"inside": "Branches", "outside": "Branches.head"}, "is one of the last part, or reads"),
+        ({"flops": "0.99-"}, "no cut into 2 parts fulfils inside, outside, flops and memory"),
+        ({"parts": 9}, "9 parts need as many ops with FLOPs or parameters, and the model has 5"),
     ],
 )
 def test_cuts_that_cannot_be_are_refused(options: Any, message: str) -> None:
@@ -283,6 +363,67 @@ def test_exports_that_cannot_be_are_refused_and_leave_nothing(tmp_path: Path) ->
         PartitionTool().export_parts(model, inputs, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (Odd(returns_parameter=True), {}, "the model returns a.bias itself"),
+        (Odd(returns_parameter=False), {"parts": 3}, "part 2 computes only constants"),
+        (nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Linear(8, 4)), {},
+         "the model changes its buffers or inputs"),
+        (nn.Sequential(nn.Linear(8, 8), nn.Sequential(torch.compile(nn.Linear(8, 4)))), {},
+         r"the part of linear_1 in the program is not known"),
+    ],
+)  # fmt: skip
+def test_models_that_cannot_be_exported_are_refused_and_leave_nothing(
+    model: Any, options: Any, message: str, tmp_path: Path
+) -> None:
+    inputs = (torch.rand(2, 8),)
+    tool = cut(model, inputs, **options)
+    with pytest.raises(UnsupportedProgramError, match=message):
+        tool.export_parts(model, inputs, tmp_path / "new/parts")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_parts_of_other_programs_are_refused(tmp_path: Path) -> None:
+    """The fast path of attention, and training, run operators that are not exported."""
+    model, inputs = Attention(), (torch.rand(2, 5, 8),)
+    with pytest.raises(UnsupportedProgramError, match=r"op Attention\.head/_native_multi_head_att"):
+        cut(model, inputs, outside="head").export_parts(model, inputs, tmp_path)
+    norm, tool = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), PartitionTool()
+    with amanda.apply(tool):
+        norm(torch.rand(2, 8))
+    with pytest.raises(UnsupportedProgramError, match=r"add_:0 .* was in training mode"):
+        tool.export_parts(norm, torch.rand(2, 8), tmp_path)
+
+
+def test_a_parameter_in_a_part_that_does_not_read_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = branches()
+    tool = cut(model, inputs)
+    monkeypatch.setattr(tool, "_readers", dict)
+    with pytest.raises(UnsupportedProgramError, match="would come into part 1, and is read in an"):
+        tool.export_parts(model, inputs, tmp_path)
+
+
+def test_an_error_leaves_no_description_of_other_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = branches()
+    tool, replace = cut(model, inputs), Path.replace
+    tool.export_parts(model, inputs, tmp_path)
+
+    def failing(path: Path, target: Any) -> Any:
+        if path.name == "part2.pt2":
+            raise OSError("disk full")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", failing)
+    with pytest.raises(OSError, match="disk full"):
+        tool.export_parts(model, inputs, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"part1.pt2", "part2.pt2"}
+
+
 def run(folder: Path, options: str, program: str) -> Any:
     (folder / "net.py").write_text(program)
     words = "-m", "amanda", "run", "-t", f"partition:{options}", "-o", "out", "--", "net.py"
@@ -295,13 +436,13 @@ def test_on_the_command_line(tmp_path: Path) -> None:
         "import torch\nmodel = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])\n"
         "with torch.no_grad():\n    model(torch.ones(1, 8))\n"
     )
-    done = run(tmp_path, "outside=3,export=parts", program)
+    done = run(tmp_path, "outside=3,export=new/parts", program)
     assert done.returncode == 0, done.stderr
     assert "partition: 32 B on the cut" in done.stdout
-    assert {path.name for path in (tmp_path / "parts").iterdir()} == {
+    assert {path.name for path in (tmp_path / "new/parts").iterdir()} == {
         "part1.pt2", "part2.pt2", "parts.json",
     }  # fmt: skip
-    for options in ("inside=7,export=other", "outside=3,export=net.py", "flops=1.0-"):
+    for options in ("inside=7,export=other", "outside=3,export=net.py/parts", "flops=1.0-"):
         done = run(tmp_path, options, program)
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1, done.stderr

@@ -76,6 +76,11 @@ def cut(
         UnsupportedProgramError: there is no such cut.
     """
     working = [number for number, op in enumerate(ops) if op.works] or range(len(ops))
+    if len(working) < len(limits):
+        raise UnsupportedProgramError(
+            f"partition: {len(limits)} parts need as many ops with FLOPs or parameters, and the "
+            f"model has {len(working)}"
+        )
     first, last = first or working[:1], last or working[-1:]
     least, near = _minimum_cut(len(ops), tensors, first, last)
     order = sorted(range(len(ops)), key=lambda number: number not in near)
@@ -185,7 +190,9 @@ def _places(
             best[part + 1, better] = cost[better - begin - 1]
             came[part + 1, better] = begin
     if not np.isfinite(best[parts, count]):
-        raise UnsupportedProgramError(f"partition: no cut into {parts} parts is within the limits")
+        raise UnsupportedProgramError(
+            f"partition: no cut into {parts} parts fulfils inside, outside, flops and memory"
+        )
     found = [count]
     for part in range(parts, 0, -1):
         found.insert(0, int(came[part, found[0]]))

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import operator
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import amanda
 from amanda.errors import UnsupportedProgramError
 from amanda.files import write_json
+from amanda.tools.alignment import AlignedOp
 from amanda_tools._internals import leaves_of
 from amanda_tools._values.shapes import byte_size, shape_of
 from amanda_tools.export import checks
 from amanda_tools.export.pytorch import Exporter
+
+_WRAPPERS = ("OptimizedModule", "DataParallel", "DistributedDataParallel")
+"""Modules of PyTorch with one model as their only child, which does what they do."""
 
 
 class PartsExporter(Exporter):
@@ -28,60 +33,122 @@ class PartsExporter(Exporter):
     """
 
     def __init__(self, model: Any, inputs: Any) -> None:
+        while type(model).__name__ in _WRAPPERS:
+            (model,) = model.children()
         if not isinstance(model, importlib.import_module("torch").nn.Module):
             raise UnsupportedProgramError("partition: only models of PyTorch can be exported")
         if inputs is None:
             raise UnsupportedProgramError("partition: an export needs example inputs of the model")
         super().__init__("partition", None, model, inputs, fallback=False, op_filter=None)
 
-    def write_parts(self, folder: Path, suffix: str, part_of: Mapping[str, int]) -> list[Path]:
+    def write_parts(
+        self,
+        folder: Path,
+        suffix: str,
+        part_of: Mapping[str, int],
+        makers: Mapping[str, Sequence[str]],
+        readers: Mapping[str, Collection[int]],
+    ) -> list[Path]:
         """Write the parts, and check them; return the paths.
 
         Args:
             folder: is made if it does not exist; files of other names stay.
             suffix: ``.pt2`` or ``.onnx``.
             part_of: the part of each operator by id, from 1.
+            makers: by operator, those whose outputs it reads.
+            readers: by name of a parameter, the parts that may have it.
         """
         with self._torch.no_grad(), _filled(folder) as partial:
             program = self._exported(self._model)
             if any(_is_in_place(node) for node in program.graph.nodes):
                 # A value that an operator changes becomes another value.
-                program = program.run_decompositions({})
-            if program.graph_signature.buffers_to_mutate:
-                raise UnsupportedProgramError("partition: the model changes its buffers")
-            wanted = self._wanted(program, part_of)
-            self._write_files(program.module(check_guards=False), wanted, partial, suffix)
+                with self._refusing("torch.export"):
+                    program = program.run_decompositions({})
+            signature = program.graph_signature
+            if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
+                raise UnsupportedProgramError("partition: the model changes its buffers or inputs")
+            aligned, module = self._aligned(program, part_of), program.module(check_guards=False)
+            parts = self._placed(aligned, module.graph, part_of, makers)
+            self._write_files(module, parts, readers, partial, suffix)
             return [folder / path.name for path in sorted(partial.iterdir())]
 
-    def _wanted(self, program: Any, part_of: Mapping[str, int]) -> dict[str, int]:
-        """Return the part of each node that is known, by its name."""
+    def _aligned(self, program: Any, part_of: Mapping[str, int]) -> dict[str, AlignedOp]:
+        """Return the nodes of the operators, which must be those of the plan."""
         aligned = amanda.align(self._model, self._inputs, program)
         for op_id in [*part_of, *aligned]:
             if op_id not in aligned or op_id not in part_of:
                 where = ("", "not ") if op_id in part_of else ("not ", "")
                 raise UnsupportedProgramError(
-                    f"partition: op {op_id} has {where[0]}run under the tool, and {where[1]}with "
-                    "the example inputs: the model has changed, or is given others"
+                    f"partition: op {op_id} has {where[0]}run under the tool, and {where[1]}in the "
+                    "export: the model has changed, is given others, was in training mode, or used "
+                    "PyTorch's fast path of attention (torch.backends.mha)"
                 )
-        return {name: part_of[op_id] for op_id, of in aligned.items() for name in of.nodes}
+        return aligned
+
+    def _placed(
+        self,
+        aligned: Mapping[str, AlignedOp],
+        graph: Any,
+        part_of: Mapping[str, int],
+        makers: Mapping[str, Sequence[str]],
+    ) -> dict[Any, int]:
+        """Return the part of each node that computes.
+
+        Raises:
+            UnsupportedProgramError: one may be in several, as may be an operator that has no node
+                and that others need; or a part is empty.
+        """
+        needed = {op_id for op_id, of in aligned.items() if of.nodes}
+        for op_id in reversed([*aligned]):
+            needed.update(makers[op_id] if op_id in needed else ())
+        lost = [of for i, of in aligned.items() if i in needed and not (of.nodes or of.is_dropped)]
+        reasons = [f"partition: op {of.op.id}: {of.reason}" for of in lost]
+        for one, reason in zip(lost, reasons, strict=True):
+            # It may be one of several that stand as the nodes of the last one.
+            own = [of for of in aligned.values() if of.op.module == one.op.module]
+            if {part_of[of.op.id] for of in own if len(of.nodes) > 1} - {part_of[one.op.id]}:
+                raise UnsupportedProgramError(reason)
+        wanted = {name: part_of[op_id] for op_id, of in aligned.items() for name in of.nodes}
+        parts, latest = _parts_of_nodes(graph, wanted), dict[Any, int]()
+        for node in reversed([*parts]):
+            later = (latest[user] for user in node.users if user in latest)
+            known = wanted.get(node.name, min(later, default=max(part_of.values())))
+            if node.target is operator.getitem:
+                # An output of several is where they are computed.
+                known = parts[node]
+            if parts[node] != known and isinstance(node.meta.get("val"), self._torch.Tensor):
+                reasons.append(f"partition: the part of {node.name} in the program is not known")
+                raise UnsupportedProgramError(reasons[0])
+            latest[node] = known
+        for part in {*part_of.values()} - {*parts.values()}:
+            raise UnsupportedProgramError(f"partition: part {part} computes only constants")
+        return parts
 
     def _write_files(
-        self, module: Any, wanted: Mapping[str, int], folder: Path, suffix: str
+        self,
+        module: Any,
+        parts: Mapping[Any, int],
+        readers: Mapping[str, Collection[int]],
+        folder: Path,
+        suffix: str,
     ) -> None:
         """Write the parts and their description.
 
         Raises:
-            UnsupportedProgramError: they give other outputs than the whole program.
+            UnsupportedProgramError: they give other outputs, or have parameters of other parts.
         """
         *_, output = module.graph.nodes
         inputs = [node.name for node in module.graph.nodes if node.op == "placeholder"]
         kwargs: Any = self._kwargs or {}
         given = leaves_of((self._args, kwargs))
         values, rows = dict(zip(inputs, given, strict=True)), list[dict[str, Any]]()
-        parts = _parts_of_nodes(module.graph, wanted)
+        for each in leaves_of(output.args[0]):
+            if getattr(each, "op", "") == "get_attr":
+                raise UnsupportedProgramError(f"partition: the model returns {each.target} itself")
         for number in sorted({*parts.values()}):
             path = folder / f"part{number}{suffix}"
             part, reads, gives = self._part(module, parts, number)
+            self._check_parameters(part, number, readers)
             found = self._write_part(part, tuple(values[name] for name in reads), path)
             values.update(zip(gives, found, strict=True))
             rows.append({
@@ -96,8 +163,21 @@ class PartsExporter(Exporter):
         results = [values[name] for name in names if name is not None]
         if checks.difference(checks.flat(results), expected, tolerance) is None:
             raise UnsupportedProgramError("partition: the parts compute another result")
-        about = {"inputs": inputs, "outputs": names, "parts": rows}
-        write_json(folder / "parts.json", about)
+        write_json(folder / "parts.json", {"inputs": inputs, "outputs": names, "parts": rows})
+
+    def _check_parameters(
+        self, part: Any, number: int, readers: Mapping[str, Collection[int]]
+    ) -> None:
+        """Check that a part has no parameter of others."""
+        equal: dict[int, set[int]] = {}
+        named = dict(self._model.named_parameters(remove_duplicate=False))
+        for name, value in named.items():
+            equal.setdefault(id(value), set()).update(readers.get(name, ()))
+        for name, _ in part.named_parameters():
+            if number not in equal[id(named[name])]:
+                raise UnsupportedProgramError(
+                    f"partition: {name} would come into part {number}, and is read in another one"
+                )
 
     def _part(
         self, module: Any, parts: Mapping[Any, int], part: int
@@ -180,14 +260,18 @@ def _described(tensor: Any) -> dict[str, Any]:
 def _filled(folder: Path) -> Iterator[Path]:
     """Make a folder whose files come into another one when the with-block ends; if it raises,
     nothing is left of them."""
-    is_new = not folder.exists()
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".amanda-", dir=folder))
     try:
         yield partial
-        for path in [*partial.iterdir()]:
+        # parts.json never describes other parts: that of earlier ones goes first, the new one
+        # comes last.
+        (folder / "parts.json").unlink(missing_ok=True)
+        for path in sorted(partial.iterdir()):
             path.replace(folder / path.name)
     finally:
         shutil.rmtree(partial)
-        if is_new and not any(folder.iterdir()):
-            folder.rmdir()
+        for path in made:
+            with suppress(OSError):  # it is not empty
+                path.rmdir()

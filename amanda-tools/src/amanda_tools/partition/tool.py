@@ -90,9 +90,11 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         # Absolute: the program may change the current folder.
         self._folder = Path(self.options.export).absolute() if self.options.export else None
         if self._folder is not None:
-            check_target(self._folder.with_suffix(f".{self.options.format}"))
-            if self._folder.is_file():
-                raise NotADirectoryError(f"{self._folder} is a file")
+            made = (self._folder, *self._folder.parents)
+            nearest = next(path for path in made if path.exists())
+            if not nearest.is_dir():
+                raise NotADirectoryError(f"{nearest} is a file")
+            check_target(nearest / f"part1.{self.options.format}")
             self.add_inst_for_pass(self._models.note)
         self.depends_on(self._tracing)
         self.add_inst_for_pass(self._begin)
@@ -189,9 +191,10 @@ class PartitionTool(PrintingTool[PartitionOptions]):
             own = [
                 number
                 for number, (op_id, module) in enumerate(zip(ids, modules, strict=True))
-                if fnmatchcase(op_id, pattern)
-                or fnmatchcase(module, pattern)
-                or fnmatchcase(module, f"{pattern}[./]*")
+                if any(
+                    fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}[./#]*")
+                    for name in (op_id, module)
+                )
             ]
             if not own:
                 guess = close_matches(pattern, [*dict.fromkeys(modules), *ids])
@@ -251,7 +254,10 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         if STATE.scopes:
             raise UnsupportedProgramError("partition: a model is exported after the with-block")
         exporter = PartsExporter(model, example_inputs)
-        return exporter.write_parts(Path(folder), f".{format}", plan.part_of)
+        given = self._facts.items()
+        makers = {op_id: [tensor.producer for tensor in of.given] for op_id, of in given}
+        readers = {parameter.name: parts for parameter, parts in self._readers().items()}
+        return exporter.write_parts(Path(folder), f".{format}", plan.part_of, makers, readers)
 
     def finish_run(self, _: Any) -> None:
         """Export the model that the program has run, if an option asks for it.
@@ -289,14 +295,18 @@ class PartitionTool(PrintingTool[PartitionOptions]):
             for part, own in sorted(ids.items())
         ]
 
-    def _shared(self) -> list[dict[str, Any]]:
+    def _readers(self) -> dict[UsedParameter, set[int]]:
+        """Return the parts that read each parameter."""
         parts: dict[UsedParameter, set[int]] = {}
         for op_id, part in self.plan().part_of.items():
             for parameter in self._facts[op_id].parameters:
                 parts.setdefault(parameter, set()).add(part)
+        return parts
+
+    def _shared(self) -> list[dict[str, Any]]:
         return [
             {"parameter": parameter.name, "parts": sorted(own), "bytes": parameter.bytes}
-            for parameter, own in parts.items()
+            for parameter, own in self._readers().items()
             if len(own) > 1
         ]
 
