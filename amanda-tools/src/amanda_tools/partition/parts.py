@@ -58,7 +58,7 @@ class PartsExporter(Exporter):
             makers: by operator, those whose outputs it reads.
             readers: by name of a parameter, the parts that may have it.
         """
-        with self._torch.no_grad(), _filled(folder) as partial:
+        with self._alone(part_of), _filled(folder) as partial:
             program = self._exported(self._model)
             if any(_is_in_place(node) for node in program.graph.nodes):
                 # A value that an operator changes becomes another value.
