@@ -68,7 +68,7 @@ class Plan:
 
 
 class PartitionTool(PrintingTool[PartitionOptions]):
-    """Cuts a model into parts in a row, which send each other few bytes.
+    """Cuts a model into parts that send few bytes to the next.
 
     The model is the call of an outermost module with the most operators.
 
