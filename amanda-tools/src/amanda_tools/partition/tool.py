@@ -68,7 +68,7 @@ class Plan:
 
 
 class PartitionTool(PrintingTool[PartitionOptions]):
-    """Cuts a model into parts that run one after the other, and send few bytes to the next.
+    """Cuts a model into parts that send few bytes to the next.
 
     The model is the call of an outermost module with the most operators.
 

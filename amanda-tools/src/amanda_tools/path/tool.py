@@ -72,7 +72,7 @@ class _Figures:
 
 
 class PathTool(PrintingTool[PathOptions]):
-    """Effective paths: critical neurons and weights. Slow: 20 times a run.
+    """Effective paths: critical neurons, weights. Slow: 20 times a run.
 
     Source: Qiu et al., "Adversarial Defense through Network Profiling Based Path Extraction", CVPR
     2019.

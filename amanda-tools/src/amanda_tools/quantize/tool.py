@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class QuantizeTool(ExportingTool[QuantizeOptions]):
-    """Simulates quantization: after training, at run time, or in training.
+    """Simulates quantization: after or in training, or at run time.
 
     Weights and activations are rounded, where they enter an operator, to the values that a
     quantized operator would compute with.

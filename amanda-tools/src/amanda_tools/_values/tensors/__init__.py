@@ -181,7 +181,7 @@ class Arithmetic(TensorReader, Protocol):
         """Logistic function."""
 
     def divide(self, tensor: Any, number: Any, /) -> Any:
-        """Divide; in graphs also by a constant with the bits of a division."""
+        """Divide by what is not zero; in graphs also by a constant with the bits of a division."""
 
     def round(self, tensor: Any, /) -> Any:
         """Round to the nearest integer, halves to even."""
