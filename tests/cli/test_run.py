@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from amanda import Tool
-from amanda.cli.results import _LAUNCHERS, NamedTool, Rank, Report
+from amanda.cli.rank import _LAUNCHERS, Rank
+from amanda.cli.results import NamedTool, Report
 from amanda.scope.scope import Statistics
 from tests.cli.conftest import Command, driver_package, install, other_package
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from amanda.cli import run
-from amanda.cli.results import Rank
+from amanda.cli.rank import Rank
 from amanda.interface.tool import StopRun, Tool
 from amanda.python.patching import PatchSet
 

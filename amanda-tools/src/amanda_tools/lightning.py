@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amanda.cli.results import Rank
+from amanda.cli.rank import Rank
 from amanda_tools._training import ToolsOfTraining
 
 try:

@@ -18,7 +18,7 @@ from IPython.core.inputtransformer2 import cell_magic
 from IPython.core.interactiveshell import InteractiveShell
 
 from amanda.cli import messages, program, run, tracebacks
-from amanda.cli.results import Rank
+from amanda.cli.rank import Rank
 from amanda.errors import AmandaError
 from amanda.registry import plugins
 

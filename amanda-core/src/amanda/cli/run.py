@@ -31,7 +31,8 @@ from amanda.cli.messages import (
     loading_plugins,
     print_message,
 )
-from amanda.cli.results import NamedTool, Rank, Report
+from amanda.cli.rank import Rank
+from amanda.cli.results import NamedTool, Report
 from amanda.errors import AmandaError, FileError, UnknownNameError
 from amanda.files import remove_temporary_folders
 from amanda.interface.context import OpContext
