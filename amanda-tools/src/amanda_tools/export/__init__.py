@@ -56,11 +56,11 @@ def export_model(
 
     The model is exported in evaluation mode, and is not changed. A copy runs several times, with
     its hooks. The file is read again, runs on the example inputs, and must give the outputs of the
-    model under the tool: the same bits, within 2e-6 (float16: 2e-2) of their largest value from
-    ``.onnx`` in ONNX Runtime without its optimizer, as close from ``.tflite`` as the
-    outputs without rounding. From ``.onnx`` more may differ where each operator agrees on equal inputs: the
-    runtime divides by a scale, where PyTorch multiplies by its reciprocal, which rounds a few
-    values to the next integer.
+    model under the tool: the same bits; from ``.onnx`` in ONNX Runtime without its optimizer within
+    2e-6 of their largest value (float16: 2e-2); from ``.tflite`` as close as the outputs without
+    rounding. From ``.onnx`` more may differ where each operator agrees on equal inputs: the runtime
+    divides by a scale, where PyTorch multiplies by its reciprocal, which rounds a few values to the
+    next integer.
 
     Args:
         tool: the tool, which has run the model; None exports it as it is.
