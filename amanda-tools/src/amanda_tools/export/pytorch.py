@@ -50,12 +50,12 @@ class Exporter(BaseExporter):
             self._model = copied(model, held).eval()
         modules: list[Any] = [*self._model.modules()]
         for module in modules:
-            config = getattr(module, "config", None)
+            config: Any = getattr(module, "config", None)
             # A cache of Transformers, which serves only the next call, is no output of a program.
             if getattr(config, "use_cache", False):
                 # That of a class is not copied with the model.
-                vars(module)["config"] = config = copy.copy(config)
-                config.use_cache = False
+                vars(module)["config"] = copy.copy(config)
+                module.config.use_cache = False
         self._args = () if is_named else self._inputs
         self._kwargs = self._inputs if is_named else None
         self._program: Any = None

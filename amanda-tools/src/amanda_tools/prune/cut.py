@@ -221,8 +221,8 @@ class _Cutting:
             pieces = [piece for piece in pieces if piece.layer not in reasons]
             found = self._tried(pieces)
         if isinstance(found, str):
-            root, reasons = type(self._model).__name__, [*self.left.items()][:3]
-            left = "; ".join(f"{layer or root}: {why}" for layer, why in reasons)
+            root, first = type(self._model).__name__, [*self.left.items()][:3]
+            left = "; ".join(f"{layer or root}: {why}" for layer, why in first)
             raise UnsupportedProgramError(f"prune: nothing can be cut: {left or found}")
         return found[0], self._measured(pieces, *found)
 
