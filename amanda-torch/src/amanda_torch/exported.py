@@ -82,19 +82,24 @@ def _types(name: str, library: str = "") -> frozenset[str]:
 
 
 def _of_graph(graph: torch.fx.Graph) -> Iterator[ExportedNode]:
-    """Yield the groups of nodes that were made of one call each, which decompositions keep."""
+    """Yield the groups of nodes that decompositions have made of one node each."""
     called = [node for node in graph.nodes if len(str(node.target).split(".")) == 3]
-    for (module, (_, function)), group in itertools.groupby(called, _origin_of):
+    for (module, _, operator), group in itertools.groupby(called, _origin_of):
         nodes = list(group)
-        library, name, _ = str(nodes[-1].target).split(".")
         value = nodes[-1].meta.get("val")
         values = value if isinstance(value, (tuple, list)) else [value]
         yield ExportedNode(
             module,
-            _types(name, "" if library == "aten" else library) | {canonical(function)},
+            _types_of(str(nodes[-1].target)) | _types_of(operator),
             [_known(v.shape) for v in values if isinstance(v, torch.Tensor)],
             tuple(node.name for node in nodes),
         )
+
+
+def _types_of(target: str) -> frozenset[str]:
+    """The types of the operators that may have become a node of this target."""
+    library, name, _ = target.split(".")
+    return _types(name, "" if library == "aten" else library)
 
 
 def _known(shape: Iterable[Any]) -> tuple[int | None, ...]:
@@ -102,14 +107,15 @@ def _known(shape: Iterable[Any]) -> tuple[int | None, ...]:
     return tuple(size if isinstance(size, int) else None for size in shape)
 
 
-def _origin_of(node: torch.fx.Node) -> tuple[str, tuple[str, str]]:
-    """Return the module that has made a node, and the number and name of the call."""
+def _origin_of(node: torch.fx.Node) -> tuple[str, str, str]:
+    """Return the module that has made a node, and the node and the operator that ``torch.export``
+    had there, which decompositions replace."""
     modules = list((node.meta.get("nn_module_stack") or {}).values())
-    number, function = node.meta.get("torch_fn") or (node.name, "")
-    if function.endswith(".multi_head_attention_forward"):
-        # It calls functions, each of which is an operator.
-        number, function = node.name, ""
-    return modules[-1][0] if modules else "", (number, function.rpartition(".")[2])
+    name, operator, sources = node.name, str(node.target), node.meta.get("from_node")
+    while sources:
+        name, operator = sources[-1].name, sources[-1].target
+        sources = sources[-1].from_node
+    return modules[-1][0] if modules else "", name, operator
 
 
 def _of_onnx(graph: Any) -> list[ExportedNode]:

@@ -89,6 +89,19 @@ def test_operators_have_nodes_of_the_exported_program(
     assert (found["Net.conv/conv2d:0"].nodes == found["Net.norm/batch_norm:0"].nodes) == joined
 
 
+@pytest.mark.parametrize("is_lowered", [False, True])
+def test_operators_of_functions_in_python_have_their_own_nodes(is_lowered: bool) -> None:
+    class Composed(nn.Module):
+        def forward(self, x: Any) -> Any:
+            x = nn.functional.normalize(nn.functional.lp_pool1d(x, 2.0, 2))
+            return nn.functional.tanhshrink(x) + torch.norm(x)
+
+    model, x = Composed(), torch.rand(3, 8)
+    program = torch.export.export(model, (x,))
+    found = amanda.align(model, x, program.run_decompositions() if is_lowered else program)
+    assert [len(one.nodes) for one in found.values()] == [1, 3 if is_lowered else 1] + [1] * 14
+
+
 class Slice(nn.Module):
     """Takes the first elements."""
 

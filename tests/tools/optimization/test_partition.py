@@ -260,15 +260,16 @@ def parameters_of_parts(folder: Path) -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("without_fast_path")
-def test_a_module_that_is_exported_as_one_group_is_in_its_part(tmp_path: Path) -> None:
-    """Operators that have no nodes of their own are not in an earlier part; a cut within the module
-    is refused."""
+def test_a_function_of_several_operators_is_cut_where_the_plan_says(tmp_path: Path) -> None:
     model, inputs = Attention(), (torch.rand(2, 5, 8),)
     cut(model, inputs, outside="head").export_parts(model, inputs, tmp_path)
     assert parameters_of_parts(tmp_path)[0] == ["body.weight", "body.bias"]
-    tool = cut(model, inputs, outside="*/scaled_dot_product_attention:0", inside="*.head/linear:0")
-    with pytest.raises(UnsupportedProgramError, match=r"op Attention\.head/.*the program has no"):
-        tool.export_parts(model, inputs, tmp_path)
+    within = {"outside": "*/scaled_dot_product_attention:0", "inside": "*.head/linear:0"}
+    cut(model, inputs, **within).export_parts(model, inputs, tmp_path)
+    assert parameters_of_parts(tmp_path) == [
+        ["body.weight", "body.bias", "head.in_proj_weight", "head.in_proj_bias"],
+        ["out.weight", "out.bias", "head.out_proj.weight", "head.out_proj.bias"],
+    ]
 
 
 @pytest.mark.parametrize("wrap", [lambda model: torch.compile(model, backend="eager"),

@@ -103,11 +103,6 @@ class PartsExporter(Exporter):
             needed.update(makers[op_id] if op_id in needed else ())
         lost = [of for i, of in aligned.items() if i in needed and not (of.nodes or of.is_dropped)]
         reasons = [f"partition: op {of.op.id}: {of.reason}" for of in lost]
-        for one, reason in zip(lost, reasons, strict=True):
-            # It may be one of several that stand as the nodes of the last one.
-            own = [of for of in aligned.values() if of.op.module == one.op.module]
-            if {part_of[of.op.id] for of in own if len(of.nodes) > 1} - {part_of[one.op.id]}:
-                raise UnsupportedProgramError(reason)
         wanted = {name: part_of[op_id] for op_id, of in aligned.items() for name in of.nodes}
         parts, latest = _parts_of_nodes(graph, wanted), dict[Any, int]()
         for node in reversed([*parts]):
