@@ -159,6 +159,32 @@ def test_models_of_other_names_are_aligned_by_order() -> None:
     assert strict.summary()["compared"] == 0
 
 
+def test_operators_of_two_modules_of_both_runs_are_not_paired() -> None:
+    """A program may index in a module, where the other one indexes something else outside of it."""
+
+    class Indexing(nn.Linear):
+        is_inner = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            return y if not self.is_inner else y + 0 * torch.arange(4)[1:3].sum()
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(Indexing(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            is_outer = not self.inner[0].is_inner
+            return self.inner(x) + 0 * (torch.arange(6)[4:].sum() if is_outer else 0)
+
+    net, x = Outer(), torch.rand(3, 4)
+    reference = applied(DiffTool(tensors="activations"), lambda: net(x))
+    Indexing.is_inner = True
+    tool = DiffTool(tensors="activations", reference=reference, align="value")
+    assert applied(tool, lambda: net(x)).summary()["first"] is None
+
+
 def record(array: Any) -> TensorRecord:
     return TensorRecord(
         "a", "t", "", "forward", "", "activations", "output0", 0, 0, True, lambda: np.array(array)

@@ -144,6 +144,7 @@ def _pair_rest(
     """
     types = Counter((mine[i].record.type, other[j].record.type) for i, j in equal.items())
     known = {value.record.type for value in mine} & {value.record.type for value in other}
+    numbers = {module: n for n, module in enumerate(_modules(mine) & _modules(other))}
     left, free = _unpaired(mine, equal.keys()), _unpaired(other, equal.values())
     counterparts = {"": "", **forward}
     ours, theirs = defaultdict(list), defaultdict(list)
@@ -157,27 +158,41 @@ def _pair_rest(
     for key, part in ours.items():
         # Forward operators that the other run lacks: pair constants.
         score = _score if key is not None else _score_constants
-        pairs |= _pair_in_order(
-            part, theirs[key], functools.partial(score, types=types, known=known)
+        scores = _scores(part, theirs[key], functools.partial(score, types=types, known=known))
+        # Operators of two modules that both runs have do not correspond.
+        rows, columns = (
+            np.array([numbers.get(of[i].record.module, -1) for i, _ in own], np.int32)
+            for of, own in ((mine, part), (other, theirs[key]))
         )
+        is_other = (rows[:, None] != columns) & (rows[:, None] >= 0) & (columns >= 0)
+        for row, column in _best_pairs(np.where(is_other, 0, scores)):
+            pairs[part[row][0]] = theirs[key][column][0]
     return pairs
 
 
-def _pair_in_order(
+def _modules(values: Iterable[_OpValue]) -> set[str]:
+    """Return the paths of the modules of operators, and of those around them."""
+    found = set[str]()
+    for module in {value.record.module for value in values}:
+        parts = module.split(".")
+        found.update(".".join(parts[:count]) for count in range(len(parts) + 1))
+    return found
+
+
+def _scores(
     left: Sequence[tuple[int, _Class]],
     free: Sequence[tuple[int, _Class]],
     score: Callable[[_Class, _Class], int],
-) -> dict[int, int]:
-    if not left or not free:
-        return {}
+) -> Any:
+    """Return the score of each pair, int32 of shape (left, free)."""
     # Scores are computed per pair of classes, of which there are far fewer than pairs of operators.
     scored = {
         (ours, theirs): score(ours, theirs)
         for ours in {kind for _, kind in left}
         for theirs in {kind for _, kind in free}
     }
-    scores = np.array([[scored[row, column] for _, column in free] for _, row in left], np.int32)
-    return {left[row][0]: free[column][0] for row, column in _best_pairs(scores)}
+    found = [[scored[row, column] for _, column in free] for _, row in left]
+    return np.array(found, np.int32).reshape(len(left), len(free))
 
 
 def _pair_equal_values(
