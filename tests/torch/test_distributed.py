@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import amanda
+from amanda_torch.plugin import TorchEagerDriver
 from tests.torch.support import TRANSPARENT, Counter, On, applied, before, fingerprint
 
 pytestmark = [
@@ -82,6 +83,22 @@ def test_collectives_inside_a_scope() -> None:
         gathered = [torch.empty(3)]
         dist.all_gather(gathered, x)
     assert gathered[0].tolist() == [1, 1, 1]
+
+
+def test_the_place_in_a_mesh_is_noted() -> None:
+    """The driver knows the coordinates of the process in each mesh with names that is made within
+    a scope; the class that makes meshes is as before afterwards."""
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    vanilla = DeviceMesh.__init__
+    with applied(Counter()):
+        init_device_mesh("cpu", (1, 1), mesh_dim_names=("stage", "shard"))
+        init_device_mesh("cpu", (1,))
+    assert {name: TorchEagerDriver.mesh[name] for name in ("stage", "shard")} == {
+        "stage": 0,
+        "shard": 0,
+    }
+    assert DeviceMesh.__init__ is vanilla
 
 
 def test_figures_of_tensor_parallelism_are_of_the_rank() -> None:

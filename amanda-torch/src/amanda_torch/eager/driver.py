@@ -8,6 +8,7 @@ modules, ``autograd.Function``s, backward passes, checkpoints, tracers.
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import types
 import weakref
@@ -75,6 +76,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             for kind, cls in _internals.SCRIPTED.items():
                 patches.wrap(cls, "__call__", functools.partial(self._script_call, kind))
         patches.wrap(torch.cuda.CUDAGraph, "replay", self._replaying)
+        if torch.distributed.is_available():
+            patches.wrap(torch.distributed.device_mesh.DeviceMesh, "__init__", self._noting_mesh)
         if works(proofs.BACKWARD_PASSES):
             BackwardPasses(self.dispatcher).patch(patches)
         if works(proofs.FUNCTIONS):
@@ -253,6 +256,19 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             return result
 
         return __call__
+
+    def _noting_mesh(self, vanilla: Any) -> Any:
+        """Note the place of this process in each mesh that has names for its axes."""
+
+        @functools.partial(named_as, vanilla)
+        def __init__(mesh: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            vanilla(mesh, *args, **kwargs)
+            # Without a rank of its own (``device_type="xla"``) it raises.
+            with contextlib.suppress(AttributeError):
+                place = zip(mesh.mesh_dim_names or (), mesh.get_coordinate() or (), strict=False)
+                self.mesh.update(place)
+
+        return __init__
 
     def _replaying(self, vanilla: Any) -> Any:
         """Count what the program has captured on the device: no operator is called."""
