@@ -76,8 +76,10 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             for kind, cls in _internals.SCRIPTED.items():
                 patches.wrap(cls, "__call__", functools.partial(self._script_call, kind))
         patches.wrap(torch.cuda.CUDAGraph, "replay", self._replaying)
-        if torch.distributed.is_available():
+        if (collectives := _internals.COLLECTIVES) is not None:
             patches.wrap(torch.distributed.device_mesh.DeviceMesh, "__init__", self._noting_mesh)
+            for owner in (collectives, torch.distributed):
+                patches.wrap(owner, "barrier", _reported)
         if works(proofs.BACKWARD_PASSES):
             BackwardPasses(self.dispatcher).patch(patches)
         if works(proofs.FUNCTIONS):
@@ -282,6 +284,19 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             return vanilla(self)
 
         return replay
+
+
+def _reported(vanilla: Any) -> Any:
+    """Wrap a collective without tensors, which does not report itself to modes."""
+
+    @functools.wraps(vanilla)
+    def barrier(*args: Any, **kwargs: Any) -> Any:
+        interceptor = LOCAL.interceptor
+        if interceptor is None or interceptor.is_quiet() or not interceptor.is_listening():
+            return vanilla(*args, **kwargs)
+        return interceptor.run_unreported(vanilla, "barrier", args, kwargs)
+
+    return barrier
 
 
 def _without_own_references(vanilla: Any) -> Any:

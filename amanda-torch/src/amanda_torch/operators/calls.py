@@ -180,6 +180,8 @@ class TorchCall(OpCall):
         if kwargs:
             keywords = tuple([(k, _kind(v)) for k, v in kwargs.items() if k != "out"])
         flat = FlatArguments(slots_of(key or func, name, kinds, keywords), args, kwargs)
+        if _internals.is_collective(func):
+            flat.attributes.update(_internals.group_of(flat.attributes))
         return cls(
             op=op_view(func, name),
             op_id=op_id,
@@ -213,6 +215,10 @@ class TorchCall(OpCall):
         return parameter_name(self.inputs[index], self.modules)
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
+        if _internals.is_collective(self.func):
+            raise CapabilityError(
+                f"op {self.op_id} is a collective: it cannot be run again by this process alone"
+            )
         return FrozenCall(self)
 
 
