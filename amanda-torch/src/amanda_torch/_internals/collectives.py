@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from amanda_torch._internals.operators import is_registered, namespace_of
-from amanda_torch._internals.symbols import symbol
+from amanda_torch._internals.symbols import require, symbol
 
 COLLECTIVES: Any = torch.distributed.distributed_c10d if torch.distributed.is_available() else None
 """The module of the functions; they report themselves to modes, but ``barrier`` (2.13)."""
@@ -31,6 +31,20 @@ def is_collective(function: Any) -> bool:
 
 if COLLECTIVES is not None:
     _group_named = symbol(f"{_MODULE}._resolve_process_group")
+    _world = symbol(f"{_MODULE}._world")
+    require(f"{_MODULE}._world.pg_map")
+
+
+def mesh_places() -> dict[str, int]:
+    """The coordinate of this process in each named axis of meshes of several axes, as
+    ``DeviceMesh`` has described their groups."""
+    groups = [(group.group_desc, group) for group in _world.pg_map]
+    unnamed = ("mesh_dim_", "mesh_default")
+    return {
+        name.removeprefix("mesh_"): group.rank()
+        for name, group in groups
+        if name.startswith("mesh_") and not name.startswith(unnamed)
+    }
 
 
 def group_of(attributes: Mapping[str, Any]) -> dict[str, Any]:

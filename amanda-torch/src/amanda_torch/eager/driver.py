@@ -77,6 +77,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                 patches.wrap(cls, "__call__", functools.partial(self._script_call, kind))
         patches.wrap(torch.cuda.CUDAGraph, "replay", self._replaying)
         if (collectives := _internals.COLLECTIVES) is not None:
+            self.mesh.update(_internals.mesh_places())
             patches.wrap(torch.distributed.device_mesh.DeviceMesh, "__init__", self._noting_mesh)
             for owner in (collectives, torch.distributed):
                 patches.wrap(owner, "barrier", _reported)
