@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.running import run_ranks
+from tests.running import run_python
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="no torch.distributed here")
 
@@ -20,18 +21,17 @@ FORWARD, BACKWARD = 32768, 49152
 """FLOPs of the training of one process."""
 
 
-def run(size: int, *kinds: str) -> list[dict[str, Any]]:
+def run(folder: Path, size: int, *kinds: str) -> list[dict[str, Any]]:
     """What each process tells of the kinds of :mod:`tests.torch.ranks`."""
-    ranks = run_ranks(
-        *("-m", "tests.torch.ranks", *kinds), size=size, env={"OMP_NUM_THREADS": "1"}, seconds=120
-    )
-    assert [(rank.returncode, rank.stderr[-2000:]) for rank in ranks if rank.returncode] == []
-    return [json.loads(rank.stdout) for rank in ranks]
+    words = ("-m", "tests.torch.ranks", str(folder), str(size), *kinds)
+    done = run_python(*words, env={"OMP_NUM_THREADS": "1"}, seconds=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"{rank}.json").read_text("utf-8")) for rank in range(size)]
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
-    return run(2, *KINDS, *PRUNED)
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run(tmp_path_factory.mktemp("ranks"), 2, *KINDS, *PRUNED)
 
 
 def check(kind: str, ranks: list[dict[str, Any]]) -> list[list[Any]]:
@@ -120,10 +120,10 @@ def test_masks_are_those_of_all_ranks(ranks: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_a_mesh_of_two_axes() -> None:
+def test_a_mesh_of_two_axes(tmp_path: Path) -> None:
     """Four ranks, two groups of two that share a tensor: the ranks know their places, collectives
     their groups."""
-    ranks = run(4, "sharded_and_split", "single")
+    ranks = run(tmp_path, 4, "sharded_and_split")
     ops = check("sharded_and_split", ranks)
     assert all([op[0] for op in one] == [op[0] for op in ops[0]] for one in ops)
     assert flops("sharded_and_split", ranks) == [FORWARD, BACKWARD]
