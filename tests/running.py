@@ -8,7 +8,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,17 +66,3 @@ def run_python(
             timeout=seconds,
             check=check,
         )
-
-
-def run_ranks(
-    *words: str, size: int, env: Mapping[str, str] | None = None, **options: Any
-) -> list[subprocess.CompletedProcess[str]]:
-    """Run Python in several processes, which find each other by ``RANK``, ``WORLD_SIZE`` and the
-    file ``STORE``; see :func:`run_python`."""
-
-    def run(rank: int) -> subprocess.CompletedProcess[str]:
-        group = {"RANK": str(rank), "WORLD_SIZE": str(size), "STORE": f"{folder}/store"}
-        return run_python(*words, env={**(env or {}), **group}, **options)
-
-    with ThreadPoolExecutor(size) as pool, tempfile.TemporaryDirectory() as folder:
-        return list(pool.map(run, range(size)))

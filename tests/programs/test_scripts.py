@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -20,7 +22,7 @@ import attrs
 import pytest
 
 from tests.programs.processes import ENVIRONMENT
-from tests.running import run_ranks
+from tests.running import run_python
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ("fourier_network", "forward_called", "saves_on_signal")
@@ -247,7 +249,14 @@ def run(script: str, folder: Path, *words: str, ranks: int = 1) -> list[Complete
     path = str(Path(__file__).parent / "scripts" / f"{script}.py")
     modules = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "no_torchvision")))
     environment = {**ENVIRONMENT, "PYTHONPATH": modules}
-    return run_ranks(*words, path, size=ranks, cwd=folder, env=environment, check=True)
+
+    def process(rank: int) -> CompletedProcess[str]:
+        group = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "STORE": store} if ranks > 1 else {}
+        return run_python(*words, path, cwd=folder, env={**environment, **group}, check=True)
+
+    with ThreadPoolExecutor(ranks) as pool, tempfile.TemporaryDirectory() as store:
+        store += "/store"
+        return list(pool.map(process, range(ranks)))
 
 
 def watch(script: str, folder: Path, tools: str, ranks: int = 1) -> tuple[dict[str, Any], str]:

@@ -214,11 +214,10 @@ class TorchCall(OpCall):
     def parameter_name(self, index: int) -> str | None:
         return parameter_name(self.inputs[index], self.modules)
 
+    def is_collective(self) -> bool:
+        return _internals.is_collective(self.func)
+
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
-        if _internals.is_collective(self.func):
-            raise CapabilityError(
-                f"op {self.op_id} is a collective: it cannot be run again by this process alone"
-            )
         return FrozenCall(self)
 
 
