@@ -172,13 +172,15 @@ def report(kind: str) -> dict[str, Any]:
     build = globals()[kind]
     count, flops, trace = (amanda.tools.load(name)() for name in ("count", "flops", "trace"))
     stats = amanda.tools.load("stats")(tensors=["weights", "gradients"])
-    runs: list[tuple[amanda.Tool, ...]] = [(), (Identity(),), (count, flops, trace, stats)]
+    nan = amanda.tools.load("nan")(action="record")
+    runs: list[tuple[amanda.Tool, ...]] = [(), (Identity(),), (count, flops, trace, stats, nan)]
     bits = [train(build, *tools) for tools in runs]
     figures = flops.result()["summary"]
     return {
         "bits": bits,
         "ops": [[op["id"], op["type"], op.get("attributes")] for op in trace.result()["ops"]],
         "flops": [figures["flops"], figures["flops_backward"], figures.get("unknown_ops")],
+        "nan": nan.result()["summary"]["first"],
         "stats": [row for row in stats.result()["ops"] if row["parameter"]],
         "mesh": Rank().located().mesh,
     }
@@ -189,6 +191,8 @@ def main() -> None:
     folder, count, *kinds = sys.argv[1:]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    # Memory that nothing has written to is NaN.
+    torch.use_deterministic_algorithms(True)
     # The imports take longer than all that follows.
     rank, size = 0, int(count)
     for other in range(1, size):
