@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from amanda import Tool
+from amanda import Tool, tools
 from amanda.cli.rank import _LAUNCHERS, Rank
 from amanda.cli.results import NamedTool, Report
 from amanda.scope.scope import Statistics
+from amanda.testing.loopback import LoopbackDriver
 from tests.cli.conftest import Command, driver_package, install, other_package
 
 Script = Callable[..., Path]
@@ -167,6 +169,26 @@ def test_the_processes_of_a_launcher_write_files_of_their_own(
     found = Rank.of_environment()
     assert (found.number, found.count) == (number, count)
     assert found.suffix == ("" if count == 1 else f"-rank{number}")
+
+
+@pytest.mark.parametrize("variables", _LAUNCHERS)
+def test_a_rank_knows_its_place(
+    variables: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its results tell its number on its machine, which one that is, and its coordinates in the
+    program's meshes, as far as a driver has seen them."""
+    for name in [*itertools.chain(*_LAUNCHERS), "TF_CONFIG", "PMIX_RANK"]:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in zip(variables, "574", strict=True):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(LoopbackDriver, "mesh", {"dp": 2, "tp": 1}, raising=False)
+    rank = Rank.of_environment()
+    tool = NamedTool("count", tools.load("count")())
+    Report([tool], tmp_path, rank, io.StringIO()).deliver(Statistics(), 1)
+    written = json.loads((tmp_path / "count-rank5.json").read_text())["rank"]
+    place = {"local": 4, "host": socket.gethostname(), "mesh": {"dp": 2, "tp": 1}}
+    assert written == {"number": 5, "count": 7, **place}
+    assert str(rank.located()) == "5 of 7, dp 2, tp 1"
 
 
 def test_a_run_without_tools_tells_what_it_saw(amanda: Command, program: str) -> None:

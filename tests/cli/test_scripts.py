@@ -195,6 +195,23 @@ def test_workers_of_a_data_loader(context: str, amanda: Command, tmp_path: Path)
     assert "relu" not in types
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trainer", "lightning_fit"])
+def test_trainers_under_torchrun(name: str, python: Command, tmp_path: Path) -> None:
+    """On two ranks losses and weights are those without tools."""
+    if name == "lightning_fit":
+        pytest.importorskip("lightning")
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = str(SCRIPTS / f"{name}.py")
+    plain = python(*words, script, **ENVIRONMENT)
+    watched = python(*words, "-m", "amanda", "run", *TOOLS, script, **ENVIRONMENT)
+    assert (plain.returncode, watched.returncode) == (0, 0), watched.stderr
+    printed = re.compile(r"^.*0x.*$|^\[.*$", re.MULTILINE)
+    found = [sorted(printed.findall(run.stdout)) for run in (plain, watched)]
+    assert found[0] == found[1]
+    assert len(found[0]) >= 2
+
+
 def test_torchrun_and_merge(amanda: Command, python: Command, tmp_path: Path) -> None:
     """Each rank writes its own files, the first one prints, and ``amanda merge`` joins them."""
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "amanda"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,9 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from amanda.errors import CapabilityError
+from amanda.tools import canonical
+from amanda.tools.mapping import MappingTool
 from tests.running import in_threads, run_python
 from tests.tensorflow.support import tf1
 
@@ -86,6 +92,56 @@ def test_replicas() -> None:
         "fit 8 8",
         "weights equal True",
     ]
+
+
+@pytest.mark.parametrize("way", [lambda run: run, tf.function])
+def test_collectives_are_operators(way: Callable[..., Any]) -> None:
+    """They have types of their own, with group and bytes, and cannot be run by a process alone."""
+    given = {"group_size": 1, "group_key": 7, "ordering_token": []}
+    raw, found = tf.raw_ops, []
+
+    def run() -> Any:
+        x, last = tf.ones([3]), {"instance_key": 3, "merge_op": "Add", "final_op": "Id", **given}
+        gathered = raw.CollectiveGatherV2(input=x, instance_key=2, **given)
+        return gathered, raw.CollectiveReduceV2(input=x, **last)
+
+    def look(context: amanda.OpContext) -> None:
+        if context.get_op().type.startswith("Collective"):
+            found.append((context["op_type"], canonical.attributes(context)))
+            with pytest.raises(CapabilityError, match="is a collective"):
+                context.get_function()
+
+    tool = amanda.Tool()
+    tool.depends_on(MappingTool.standard())
+    tool.add_inst_for_op(look)
+    with amanda.apply(tool):
+        way(run)()
+    group = {"group": "7", "bytes": 12}
+    assert found == [("all_gather", group), ("all_reduce", {**group, "reduction": "sum"})]
+
+
+@pytest.mark.slow
+def test_workers() -> None:
+    """MultiWorkerMirroredStrategy on two processes: under tools, weights and summed gradients are
+    as without; what they exchange is an operator."""
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        places = [f"127.0.0.1:{place.getsockname()[1]}" for place in (one, other)]
+
+    def work(index: int) -> Any:
+        task = {"cluster": {"worker": places}, "task": {"type": "worker", "index": index}}
+        environment = {"TF_CONFIG": json.dumps(task), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        done = run_python("-m", "tests.tensorflow.workers", env=environment)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(work, range(2))
+    assert first == second
+    assert first["equal"] == [True, True, True]
+    reduced = {"group": True, "bytes": 48, "reduction": "sum"}
+    assert first["collectives"] == {"all_reduce": reduced}
 
 
 def test_threads_count_while_others_begin_and_end_scopes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import amanda
-from tests.torch.support import TRANSPARENT, Counter, On, applied, before, fingerprint
+from amanda.errors import CapabilityError
+from amanda.tools import canonical
+from amanda.tools.mapping import MappingTool
+from amanda_torch.plugin import TorchEagerDriver
+from tests.torch.support import TRANSPARENT, Counter, On, after, applied, before, fingerprint
 
 pytestmark = [
     pytest.mark.skipif(not dist.is_available(), reason="no torch.distributed here"),
@@ -74,14 +80,114 @@ def test_ddp_with_a_mask() -> None:
     assert _step(DistributedDataParallel(_model()), masking()) == _step(_model(), masking())
 
 
-def test_collectives_inside_a_scope() -> None:
-    """Collective operations work inside a scope."""
+def _everywhere(x: torch.Tensor) -> None:
+    """Call each kind of collective: at once, later, and in its functional form."""
+    dist.all_reduce(x, async_op=True).wait()
+    dist.broadcast(x, 0)
+    dist.all_gather([torch.empty(3)], x)
+    dist.reduce_scatter_single(torch.empty(3), x, op=dist.ReduceOp.MAX)
+    dist.all_to_all_single(torch.empty(3), x)
+    dist.gather(x, [torch.empty(3)])
+    dist.barrier()
+    funcol.all_gather_tensor(x, 0, dist.group.WORLD) + 0
+
+
+class Collectives(On):
+    """Notes the collectives of a run: type, canonical attributes, and sizes of the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, Any], list[Any]]] = []
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_op(self.look, require_outputs=True)
+
+    def look(self, context: amanda.OpContext) -> None:
+        outputs = [tuple(tensor.shape) for tensor in context.get_outputs() or ()]
+        if "group" in context.get_attrs():
+            self.found.append((context["op_type"], canonical.attributes(context), outputs))
+
+
+@pytest.mark.parametrize("interceptor", ["gate", "mode"])
+def test_collectives_are_operators(interceptor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have types of their own, with group, ranks and bytes; what they have written is their
+    output, unless they are still under way. One name may be that of another operator."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, interceptor)
+    tool, where = Collectives(), {"group": dist.group.WORLD.group_name, "ranks": (0,)}
+    with applied(tool):
+        _everywhere(torch.ones(3))
+    reduced = {**where, "bytes": 12, "reduction": "sum"}
+    assert tool.found == [
+        ("all_reduce", reduced, []),
+        ("broadcast", {**where, "bytes": 12}, [(3,)]),
+        ("all_gather", {**where, "bytes": 12}, [(3,)]),
+        ("reduce_scatter", {**reduced, "reduction": "max"}, [(3,)]),
+        ("all_to_all", {**where, "bytes": 12}, [(3,)]),
+        ("c10d::gather", {}, [(3,)]),
+        ("barrier", {**where, "bytes": 0}, []),
+        ("all_gather", {**where, "bytes": 12}, [(3,)]),
+    ]
+    vocabulary = {kind: set(canonical.ATTRIBUTES.get(kind, ())) for kind, _, _ in tool.found}
+    assert all(set(given) <= vocabulary[kind] for kind, given, _ in tool.found)
+
+
+def test_a_collective_is_not_run_alone() -> None:
+    """No tool can run it again, which would wait for the others forever; nor can a routine have it
+    write into another tensor than the program's, while one after it can."""
+    refused: list[str] = []
+
+    def ask(context: amanda.OpContext) -> None:
+        if "group" in context.get_attrs():
+            with pytest.raises(CapabilityError, match="is a collective") as caught:
+                context.get_function()
+            refused.append(str(caught.value))
+
     x = torch.ones(3)
-    with applied(Counter()):
+    tool = amanda.Tool()
+    tool.add_inst_for_op(ask)
+    with applied(tool):
         dist.all_reduce(x)
-        gathered = [torch.empty(3)]
-        dist.all_gather(gathered, x)
-    assert gathered[0].tolist() == [1, 1, 1]
+        funcol.all_reduce(x, "sum", dist.group.WORLD) + 0
+    assert len(refused) == 2
+    with (
+        applied(On(all_reduce=before(lambda t: t + 1))),
+        pytest.raises(CapabilityError, match="op /all_reduce:0 writes into its input 'tensor'"),
+    ):
+        dist.all_reduce(x)
+    with applied(On(all_reduce=after(lambda t: t + 1))):
+        for _ in range(3):
+            dist.all_reduce(x)
+    assert x.tolist() == [4, 4, 4]
+
+
+def test_a_group_ends_with_the_program() -> None:
+    """A tool that keeps the contexts of collectives keeps no group alive."""
+    contexts = []
+    tool = amanda.Tool()
+    tool.add_inst_for_op(contexts.append)
+    group: Any = dist.new_group([0])
+    reference = weakref.ref(group)
+    with applied(tool):
+        dist.all_reduce(torch.ones(3), group=group)
+    dist.destroy_process_group(group)
+    del group
+    assert contexts
+    assert reference() is None
+
+
+def test_the_place_in_a_mesh_is_noted() -> None:
+    """The driver knows the coordinates of the process in each mesh with names that is made within
+    a scope; the class that makes meshes is as before afterwards."""
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    vanilla = DeviceMesh.__init__
+    with applied(Counter()):
+        init_device_mesh("cpu", (1, 1), mesh_dim_names=("stage", "shard"))
+        init_device_mesh("cpu", (1,))
+    assert {name: TorchEagerDriver.mesh[name] for name in ("stage", "shard")} == {
+        "stage": 0,
+        "shard": 0,
+    }
+    assert DeviceMesh.__init__ is vanilla
 
 
 def test_figures_of_tensor_parallelism_are_of_the_rank() -> None:

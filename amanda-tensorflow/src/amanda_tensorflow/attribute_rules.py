@@ -17,6 +17,7 @@ from amanda.tools.canonical import (
     AttributeRule,
     axes,
     axis,
+    byte_count,
     element_count,
     index_items,
     known,
@@ -419,6 +420,22 @@ def _topk(context: OpContext) -> Found:
     k = _constant(context, "k")
     k = context.get_attrs().get("k") if k is None else k
     return known(k=k, axis=axis(-1, _rank(context)), largest=True)
+
+
+_REDUCTIONS = {"add": "sum", "mul": "product"}
+"""PyTorch's names for reductions of TensorFlow's, where they differ."""
+
+
+def _collective(context: OpContext) -> Found:
+    given = context.get_attrs()
+    group = given.get("group_key", _constant(context, "group_key"))
+    reduction = given.get("merge_op", given.get("reduction"))
+    reduction = None if reduction is None else str(reduction).lower()
+    return known(
+        group=None if group is None else str(group),
+        bytes=byte_count(context.get_input_specs()[:1]),
+        reduction=_REDUCTIONS.get(reduction or "", reduction),
+    )
 
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))

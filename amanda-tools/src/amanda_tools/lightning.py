@@ -20,7 +20,7 @@ class LightningCallback(ToolsOfTraining, trainers.Callback):  # type: ignore[mis
     """
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.begin(Rank(trainer.global_rank, trainer.world_size))
+        self.begin(Rank(trainer.global_rank, trainer.world_size, trainer.local_rank))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self.end(exception)

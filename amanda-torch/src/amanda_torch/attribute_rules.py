@@ -15,6 +15,7 @@ from amanda.tools.canonical import (
     AttributeRule,
     axes,
     axis,
+    byte_count,
     element_count,
     index_items,
     known,
@@ -472,9 +473,32 @@ _OWN = """
 """
 """Canonical types without canonical attributes."""
 
+_RECEIVING = frozenset("output output_tensor output_tensor_list tensor_list".split())
+"""Parameters of collectives for tensors that they only write into."""
+
+
+def _collective(context: OpContext) -> Found:
+    given = context.get_attrs()
+    named = zip(context.get_input_names(), context.get_input_specs(), strict=True)
+    reduction = given.get("op", given.get("reduce_op"))
+    return known(
+        group=given.get("group"),
+        ranks=given.get("ranks"),
+        bytes=byte_count(spec for name, spec in named if name not in _RECEIVING),
+        # The enumeration's member or, in the functional form, its name in lower case.
+        reduction=None if reduction is None else str(reduction).rpartition(".")[2].lower(),
+    )
+
+
+COLLECTIVES = frozenset(
+    "all_gather all_reduce all_to_all barrier broadcast recv reduce_scatter send".split()
+)
+"""The canonical types of operators of several processes."""
+
 RULES: Mapping[str, Callable[[OpContext], Found]] = {
     **dict.fromkeys(_OWN.split(), lambda _: {}),
     **{kind: rule for kinds, rule in _KINDS.items() for kind in kinds.split()},
+    **dict.fromkeys(COLLECTIVES, _collective),
     "embedding": _embedding,
     "embedding_bag": _embedding,
 }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from amanda.python.memo import Memo
 from amanda.tools.contraction import weight_layout
-from amanda_torch.attribute_rules import RULES
+from amanda_torch.attribute_rules import COLLECTIVES, RULES
 
 if TYPE_CHECKING:
     from amanda.interface.context import OpContext
@@ -100,7 +100,8 @@ def library_of(op: Any) -> str:
     func = getattr(op, "func", op)
     if type(func) in _OF_PYTHON:
         # Most operators; the text of an object takes longer.
-        return ""
+        module = getattr(func, "__module__", "")
+        return "c10d" if module == "torch.distributed.distributed_c10d" else ""
     found = _REGISTERED.fullmatch(str(func))
     return "" if found is None or found[1] in ("aten", "prims", "prim") else found[1]
 
@@ -110,6 +111,8 @@ def _type_of(library: str, name: str) -> str:
     if library == "quantized":
         # An object that is not a tensor holds the weight (2.13).
         return f"packed_{name}" if name.startswith(("linear", "conv")) else name
+    if library.startswith(("c10d", "_c10d")) and name in COLLECTIVES:
+        return name
     is_taken = name in RULES or name in _WEIGHTED or name in _TYPES
     aten = sys.modules["torch"].ops.aten if library else None
     return f"{library}::{name}" if library and (is_taken or hasattr(aten, name)) else name

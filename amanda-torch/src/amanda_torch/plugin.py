@@ -6,7 +6,7 @@ import abc
 import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, ClassVar
 
 import amanda
 from amanda.interface.driver import Capability, Driver
@@ -29,6 +29,7 @@ class TorchDriver(Driver, abc.ABC):
     # Keras may compute with PyTorch; it walks through nested structures by optree.
     packages = ("keras", "optree")
     interface_version = 2
+    mesh: ClassVar[dict[str, int]] = {}
     dropped_types = frozenset(
         "alias clone contiguous detach dropout float getitem long reshape reshape_as to "
         "type".split()

@@ -190,7 +190,7 @@ class Report:
         """A result for the file of a rank: `amanda merge` notices whose result is missing."""
         if self.rank.count == 1 or not isinstance(result, Mapping) or "rank" in result:
             return result
-        return {**result, "rank": {"number": self.rank.number, "count": self.rank.count}}
+        return {**result, "rank": attrs.asdict(self.rank.located())}
 
     def _note_files(self, collected: pages.Collector, *paths: Path) -> None:
         collected.files += paths
@@ -209,7 +209,7 @@ class Report:
             "time": last_line.describe_time(statistics, seconds),
         }
         if self.rank.count != 1:
-            facts["rank"] = str(self.rank)
+            facts["rank"] = str(self.rank.located())
         tools = [part.report(folder) for part in self._collected]
         names = ", ".join(part.name for part in tools)
         title = f"amanda run: {names}" if names else "amanda run"

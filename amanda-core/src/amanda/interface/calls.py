@@ -118,6 +118,10 @@ class OpCall:
         None for other inputs."""
         return None
 
+    def is_collective(self) -> bool:
+        """True if other processes take part, which would have to run it again, too."""
+        return False
+
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         """A function that runs the operator again on a flat list of inputs.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from amanda.errors import (
+    CapabilityError,
     ContextExpiredError,
     PassedPointError,
     ReplacementConflictError,
@@ -366,10 +367,15 @@ class OpContext(dict[Any, Any]):
         execution. It holds no tensor.
 
         Raises:
-            CapabilityError: the driver cannot run a single operator again.
+            CapabilityError: the driver cannot run a single operator again, or other processes take
+                part in this one.
             ContextExpiredError: no analysis of this operator is running.
         """
         call = self._state.open_call()
+        if call.is_collective():
+            raise CapabilityError(
+                f"op {call.op_id} is a collective: it cannot be run again by this process alone"
+            )
         return OpFunction(call.op_id, call.freeze())
 
     def get_backward_op(self) -> Any:

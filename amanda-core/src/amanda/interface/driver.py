@@ -12,6 +12,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import attrs
@@ -119,6 +120,8 @@ class Driver(abc.ABC):
             automatic differentiation, beside :meth:`routine`.
         dropped_types: types of operators that return the elements that they get, and that an
             exporter may leave out.
+        mesh: the coordinate of this process in each named axis of the program's meshes of devices,
+            as far as the driver has seen them: ``{"dp": 0, "tp": 1}``.
         dispatcher_class: a subclass of :class:`amanda.engine.dispatch.Dispatcher`, for drivers that
             insert routines into graphs, or run the routines of a point faster; None for the
             ordinary one.
@@ -142,6 +145,7 @@ class Driver(abc.ABC):
     follows_pauses: ClassVar[bool] = False
     dropped_types: ClassVar[frozenset[str]] = frozenset()
     thread_switches: ClassVar[ThreadSwitches] = ThreadSwitches()
+    mesh: ClassVar[Mapping[str, int]] = MappingProxyType({})
     dispatcher_class: ClassVar[type | None] = None
 
     def __init__(self, dispatcher: Any) -> None:

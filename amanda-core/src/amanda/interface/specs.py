@@ -33,6 +33,10 @@ class LocalPart:
     global_shape: tuple[int, ...]
     placement: str
 
+    def row(self) -> dict[str, Any]:
+        """What a result says of the whole tensor."""
+        return {"global_shape": list(self.global_shape), "placement": self.placement}
+
 
 class TensorSpec:
     """The shape, element type and device of a tensor; the tensor itself is not held.
@@ -98,7 +102,7 @@ class TensorSpec:
             "device": self.device,
         }
         if whole is not None:
-            row.update(global_shape=list(whole.global_shape), placement=whole.placement)
+            row.update(whole.row())
         return row
 
 

@@ -145,6 +145,10 @@ class EagerCall(OpCall):
         source = self._source(index)
         return None if source is None else parameter_name(source.handle())
 
+    def is_collective(self) -> bool:
+        """True if other processes take part."""
+        return self.request.kind.startswith("Collective")
+
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         """See :meth:`OpRequest.run`."""
         return self.request.run

@@ -54,6 +54,9 @@ class GraphOpCall(OpCall):
     def parameter_name(self, index: int) -> str | None:
         return parameter_of(self.site, self.source.inputs[index])
 
+    def is_collective(self) -> bool:
+        return bool(self.source.type.startswith("Collective"))
+
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         return runner(self.source)
 

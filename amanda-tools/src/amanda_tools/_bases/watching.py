@@ -14,12 +14,14 @@ from typing import Any, TypeVar
 import attrs
 
 from amanda import OpContext
+from amanda.interface.specs import LocalPart, TensorSpec
 from amanda.results import Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._internals import shown_part
 from amanda_tools._operators.compiled_code import make_observer
 from amanda_tools._operators.op_table import row_of
 from amanda_tools._operators.parameters import inputs_of, is_opaque
@@ -109,6 +111,7 @@ class WatchedTensor:
         parameter: path of the parameter that it is, or whose gradient it is; None for others.
         is_whole: whether a gradient is summed over all operators that use the parameter.
         input_axis: axis of the inputs of a weight; None if the mapping rules do not know it.
+        whole: the distributed tensor whose local part is watched; None for others.
     """
 
     key: str
@@ -119,6 +122,7 @@ class WatchedTensor:
     parameter: str | None = None
     is_whole: bool = False
     input_axis: int | None = None
+    whole: LocalPart | None = None
 
     @property
     def label(self) -> str:
@@ -338,6 +342,7 @@ class WatchingTool(PrintingTool[OptionsT]):
             self.watched[key] = WatchedTensor(
                 *(key, routine.op, routine.kind, name, moments, parameter, routine.is_whole),
                 input_axis=routine.axis if is_weight else None,
+                whole=TensorSpec(shown_part(tensor)).whole,
             )
         return self.watched[key]
 
@@ -374,6 +379,7 @@ class WatchingTool(PrintingTool[OptionsT]):
                 "kind": w.kind,
                 "tensor": w.tensor,
                 "parameter": w.parameter,
+                **(w.whole.row() if w.whole is not None else {}),
                 **w.moments.row(),
             }
             for w in self.watched.values()

@@ -13,6 +13,7 @@ made with PyTorch 2.13.
 """
 
 from amanda_torch._internals.autograd import *
+from amanda_torch._internals.collectives import *
 from amanda_torch._internals.compiler import *
 from amanda_torch._internals.function_modes import *
 from amanda_torch._internals.graphs import *

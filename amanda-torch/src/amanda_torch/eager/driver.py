@@ -8,6 +8,7 @@ modules, ``autograd.Function``s, backward passes, checkpoints, tracers.
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import types
 import weakref
@@ -75,6 +76,11 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             for kind, cls in _internals.SCRIPTED.items():
                 patches.wrap(cls, "__call__", functools.partial(self._script_call, kind))
         patches.wrap(torch.cuda.CUDAGraph, "replay", self._replaying)
+        if (collectives := _internals.COLLECTIVES) is not None:
+            self.mesh.update(_internals.mesh_places())
+            patches.wrap(torch.distributed.device_mesh.DeviceMesh, "__init__", self._noting_mesh)
+            for owner in (collectives, torch.distributed):
+                patches.wrap(owner, "barrier", _reported)
         if works(proofs.BACKWARD_PASSES):
             BackwardPasses(self.dispatcher).patch(patches)
         if works(proofs.FUNCTIONS):
@@ -254,6 +260,19 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
         return __call__
 
+    def _noting_mesh(self, vanilla: Any) -> Any:
+        """Note the place of this process in each mesh that has names for its axes."""
+
+        @functools.partial(named_as, vanilla)
+        def __init__(mesh: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            vanilla(mesh, *args, **kwargs)
+            # Without a rank of its own (``device_type="xla"``) it raises.
+            with contextlib.suppress(AttributeError):
+                place = zip(mesh.mesh_dim_names or (), mesh.get_coordinate() or (), strict=False)
+                self.mesh.update(place)
+
+        return __init__
+
     def _replaying(self, vanilla: Any) -> Any:
         """Count what the program has captured on the device: no operator is called."""
         dispatcher = self.dispatcher
@@ -266,6 +285,19 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             return vanilla(self)
 
         return replay
+
+
+def _reported(vanilla: Any) -> Any:
+    """Wrap a collective without tensors, which does not report itself to modes."""
+
+    @functools.wraps(vanilla)
+    def barrier(*args: Any, **kwargs: Any) -> Any:
+        interceptor = LOCAL.interceptor
+        if interceptor is None or interceptor.is_quiet() or not interceptor.is_listening():
+            return vanilla(*args, **kwargs)
+        return interceptor.run_unreported(vanilla, "barrier", args, kwargs)
+
+    return barrier
 
 
 def _without_own_references(vanilla: Any) -> Any:

@@ -29,7 +29,7 @@ from amanda.state import STATE, TOOL_LOCK, UNPAUSED, deliver
 from amanda_torch import _internals, accel
 from amanda_torch.autograd.nodes import OWN_NODES
 from amanda_torch.eager.execution import unswallowed
-from amanda_torch.eager.interceptors import Interceptor
+from amanda_torch.eager.interceptors import LOCAL, Interceptor
 from amanda_torch.eager.module_names import Labels
 from amanda_torch.operators.calls import tensors_of
 from amanda_torch.operators.names import IGNORED, VIEW_PROPERTIES, Kind, kind_of, name_of
@@ -218,6 +218,9 @@ def switch_on(patches: PatchSet, dispatcher: RoutineDispatcher | None = None) ->
             and _reports(found)
         ):
             patches.wrap(torch.Tensor, name, _reported)
+    if _internals.COLLECTIVES is not None:
+        patches.wrap(_internals.COLLECTIVES, "has_torch_function", _listening)
+        patches.wrap(_internals.COLLECTIVES, "handle_torch_function", _reported)
     patches.set(SWITCH, "is_on", True)
 
 
@@ -232,6 +235,16 @@ def _reported(vanilla: Callable[..., Any]) -> Any:
 
     found: Callable[..., Any] = _internals.not_counted_by_warnings(call)
     return found
+
+
+def _listening(vanilla: Callable[..., Any]) -> Any:
+    """Wrap the check by which collectives choose to report themselves."""
+
+    def has_torch_function(arguments: Any) -> bool:
+        interceptor = LOCAL.interceptor
+        return vanilla(arguments) or (interceptor is not None and interceptor.is_listening())
+
+    return has_torch_function
 
 
 def _reports(function: types.FunctionType) -> bool:

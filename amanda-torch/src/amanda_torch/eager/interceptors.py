@@ -387,15 +387,18 @@ class Interceptor(Tracker, TorchFunctionMode):
     def run_function(self, cls: type[torch.autograd.Function], args: Any, kwargs: Any) -> Any:
         """Run an ``autograd.Function`` as an operator, named after its class."""
         call = functools.partial(_internals.apply_function, cls)
+        return self.run_unreported(call, function_name(cls), args, kwargs, cls)
+
+    def run_unreported(self, call: Any, name: str, args: Any, kwargs: Any, key: Any = None) -> Any:
+        """Run an operator that does not report itself to modes."""
         if self.stale and not self.refresh():
             return call(*args, **kwargs)
-        name = function_name(cls)
         # By the name alone: a program may define the class anew at each call.
         cell = self.frame.names.setdefault(name, [0])
         # PyTorch pops a mode while it handles an operator; no mode was popped on the way here.
         self.mute()
         try:
-            return self.run_leaf(cell, call, name, args, kwargs, cls)
+            return self.run_leaf(cell, call, name, args, kwargs, key)
         finally:
             self.unmute()
 

@@ -441,6 +441,8 @@ class Operation:
             return self._call_func(call.args, call.kwargs)
         if self.in_place and call.kwargs.get("out") is None:
             return self._in_place_on_substitute(values)
+        if _internals.is_collective(call.func):
+            self._refuse_written(values)
         args, kwargs = call.rebuilt(values)
         result = self._call_func(args, kwargs)
         if call.attributes.get("training") or call.attributes.get("use_input_stats"):
@@ -449,6 +451,20 @@ class Operation:
                     # The operator has updated the substitute; the model holds the original.
                     old.copy_(new)
         return result
+
+    def _refuse_written(self, values: Sequence[Any]) -> None:
+        """Refuse to have a collective write into a substitute: it may go on after it has returned.
+
+        Raises:
+            CapabilityError: a routine has returned another tensor for one that it writes into.
+        """
+        call = self._call
+        for index in call.written:
+            if values[index] is not call.inputs[index]:
+                raise CapabilityError(
+                    f"op {self.plan.op_id} writes into its input {call.names[index]!r} of the "
+                    "program, for which a routine has returned another tensor; change that in place"
+                )
 
     def _call_func(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the operator; function modes of the program see it as without Amanda."""

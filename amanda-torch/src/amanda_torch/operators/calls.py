@@ -180,6 +180,8 @@ class TorchCall(OpCall):
         if kwargs:
             keywords = tuple([(k, _kind(v)) for k, v in kwargs.items() if k != "out"])
         flat = FlatArguments(slots_of(key or func, name, kinds, keywords), args, kwargs)
+        if _internals.is_collective(func):
+            flat.attributes.update(_internals.group_of(flat.attributes))
         return cls(
             op=op_view(func, name),
             op_id=op_id,
@@ -211,6 +213,9 @@ class TorchCall(OpCall):
 
     def parameter_name(self, index: int) -> str | None:
         return parameter_name(self.inputs[index], self.modules)
+
+    def is_collective(self) -> bool:
+        return _internals.is_collective(self.func)
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         return FrozenCall(self)

@@ -70,7 +70,7 @@ def name_of(func: Any) -> str:
     name = getattr(func, "__name__", None) or type(func).__name__
     if name == "__get__":
         return _view_property(func) or name
-    library = _internals.namespace_of(func) if _internals.is_registered(func) else "aten"
+    library = _internals.library_of(func)
     is_taken = library not in ("aten", "prims", "prim") and _is_of_pytorch(base_name(name))
     return f"{library}::{name}" if is_taken else str(name)
 
@@ -98,7 +98,8 @@ def kind_of(func: Any) -> Kind:
     if _internals.is_registered(func) and _internals.namespace_of(func) == "prims":
         # PyTorch's kernels in Python, which its dispatcher calls, consist of them.
         return Kind.IGNORED
-    return Kind.COMPOSITE if isinstance(func, types.FunctionType) else Kind.LEAF
+    is_python = isinstance(func, types.FunctionType) and not _internals.is_collective(func)
+    return Kind.COMPOSITE if is_python else Kind.LEAF
 
 
 def is_builtin(func: Any) -> bool:

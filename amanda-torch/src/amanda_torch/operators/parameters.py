@@ -110,6 +110,22 @@ def _from_signature(function: Any, *, skip: int = 0) -> tuple[SchemaParameter, .
     )
 
 
+_WRITING_NONE = frozenset({"send", "isend", "barrier"})
+"""Collectives that write into none of their tensors; others do into the first, ``gather`` into the
+second."""
+
+
+def _with_written(
+    parameters: tuple[SchemaParameter, ...], name: str
+) -> tuple[SchemaParameter, ...]:
+    """The parameters of a function of ``torch.distributed``, with the one that it writes into."""
+    if name in _WRITING_NONE:
+        return parameters
+    index = int(name.endswith("gather"))
+    written = attrs.evolve(parameters[index], is_written=True)
+    return (*parameters[:index], written, *parameters[index + 1 :])
+
+
 _T = TypeVar("_T")
 _OF_CLASSES: weakref.WeakKeyDictionary[type, dict[Any, Any]] = weakref.WeakKeyDictionary()
 """The parameters of ``autograd.Function`` classes, while the program holds the classes."""
@@ -149,7 +165,8 @@ def _candidates(func: Any, name: str) -> tuple[tuple[SchemaParameter, ...], ...]
         if schemas:
             return tuple(_from_schema(schema, name) for schema in schemas)
     else:
-        return (_from_signature(func),)
+        found = _from_signature(func)
+        return (_with_written(found, name) if _internals.is_collective(func) else found,)
     if base_name(name) in _INDEXING:
         return (_INDEXING[base_name(name)],)
     dummy = torch.overrides.get_testing_overrides().get(func, func)
@@ -163,6 +180,8 @@ def output_count(func: Any, name: str) -> int | None:
     """
     # An `autograd.Function` is applied by a partial function, which holds its class.
     unknown = (types.FunctionType, type, functools.partial)
+    if isinstance(func, types.FunctionType) and _internals.is_collective(func):
+        return 0
     return None if isinstance(func, unknown) else _output_count(func, name)
 
 
