@@ -21,6 +21,7 @@ def amanda_register_tools() -> Mapping[str, str]:
         "coverage": "amanda_tools.coverage:CoverageTool",
         "diff": "amanda_tools.diff:DiffTool",
         "dump": "amanda_tools.dump:DumpTool",
+        "flight": "amanda_tools.flight:FlightTool",
         "flops": "amanda_tools.flops:FlopsTool",
         "inject": "amanda_tools.inject:InjectTool",
         "kernels": "amanda_tools.kernels:KernelsTool",
