@@ -25,6 +25,7 @@ def amanda_register_tools() -> Mapping[str, str]:
         "flops": "amanda_tools.flops:FlopsTool",
         "inject": "amanda_tools.inject:InjectTool",
         "kernels": "amanda_tools.kernels:KernelsTool",
+        "memory": "amanda_tools.memory:MemoryTool",
         "nan": "amanda_tools.nan:NanTool",
         "partition": "amanda_tools.partition:PartitionTool",
         "path": "amanda_tools.path:PathTool",
