@@ -38,6 +38,10 @@ _GIVEN = {"backward": "temporaries", "optimizer": "optimizer state"}
 """The same of what an operator is given that none has made."""
 
 
+_KEPT = {"forward": "buffers", "optimizer": "optimizer state"}
+"""The same of variables, parameters and buffers without a name."""
+
+
 @attrs.frozen(kw_only=True)
 class MemoryOptions:
     """The options of ``memory``.
@@ -122,14 +126,17 @@ class MemoryTool(PrintingTool[MemoryOptions]):
             if tensor is None:
                 continue
             name = context.get_parameter_name(i) or ""
+            kind = "parameters" if name else _KEPT.get(op.phase, "other")
             if variable := context.get_variable(i):
                 variables.append(i)
-                kind = "parameters" if name else _GIVEN.get(op.phase, "buffers")
                 if (value := context.get_value(i)) is not None:
-                    size = byte_size(value) or 0
-                    self.ledger.note_variable(variable.key, size, op, kind, name)
+                    held = self.ledger.note_variable(variable.key, byte_size(value) or 0, op)
+                    held.claim(op, kind, name)
             elif context.runs_at_once and (value := context.get_value(i)) is not None:
-                self._note_value(value, op, name)
+                if held := self.ledger.note(value, op, "other"):
+                    held.claim(op, kind, name)
+                if name and getattr(value, "is_leaf", False):
+                    self._leaves[name] = Reference(value, nothing)
             elif is_opaque(tensor):
                 variables.append(i)
         if context.runs_at_once:
@@ -137,19 +144,11 @@ class MemoryTool(PrintingTool[MemoryOptions]):
             context.insert_before_op(watch.before)
             context.insert_after_op(watch.after)
 
-    def _note_value(self, value: Any, op: OpDescription, name: str) -> None:
-        """Note a parameter or buffer of PyTorch."""
-        kind = "parameters" if name else "buffers"
-        if held := self.ledger.note(value, op, kind, name):
-            if held.kind in ("activations", "other"):
-                held.kind, held.name = kind, name
-            if name and getattr(value, "is_leaf", False):
-                self._leaves[name] = Reference(value, nothing)
-
     def _analyse_outputs(self, context: OpContext) -> None:
-        if not context.runs_at_once:
-            size = total_bytes(context.get_tensor_specs().outputs)
-            self._in_graphs[context.get_op_id()] = size
+        if not context.runs_at_once and context.get_phase() not in ("setup", "other"):
+            outputs = context.get_tensor_specs().outputs or ()
+            is_list = any(one is not None and one.dtype == "variant" for one in outputs)
+            self._in_graphs[context.get_op_id()] = None if is_list else total_bytes(outputs)
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = self._ops[str(context.get_backward_op_id())] = describe(context)
@@ -192,13 +191,11 @@ class MemoryTool(PrintingTool[MemoryOptions]):
         Args:
             kind: its kind, if it is known.
         """
-        now, found = self.ledger.now, self.ledger.note(
-            tensor, op, kind or _MADE.get(op.phase, "other"), name
-        )
-        if found is None:
+        now = self.ledger.now
+        made = kind or _MADE.get(op.phase, "other")
+        if (found := self.ledger.note(tensor, op, made, name)) is None:
             return
-        if kind and found.kind == "temporaries":
-            found.kind, found.name = kind, name
+        found.claim(op, kind, name)
         if op.phase == "optimizer" and self.ledger.now > now:
             self._of_step.append(found)
 
@@ -269,7 +266,7 @@ class MemoryTool(PrintingTool[MemoryOptions]):
         found = self.summary()
         peak, step = format_short(found["peak_bytes"], "B"), found["peak_step"]
         title = f"memory: at least {peak} in tensors at the peak, in step {step}"
-        yield from _tables(title, found)
+        yield from _tables(title, found, "memory: by module")
         lines = [
             (row["id"], row["type"], "+".join(row["kinds"]), format_short(row["peak_bytes"], "B"))
             for row in self.op_rows()
@@ -278,7 +275,7 @@ class MemoryTool(PrintingTool[MemoryOptions]):
         if error := found["unfinished"]:
             size = format_short(error["bytes"], "B")
             title = f"memory: {error['id']} did not end in step {error['step']}; {size} were held"
-            yield from _tables(title, error)
+            yield from _tables(title, error, "memory: the same by module")
         if self._in_graphs:
             most = found["graph_bytes"]
             text = "an unknown size" if most is None else format_short(most, "B")
@@ -305,11 +302,11 @@ def _parts(holdings: Iterable[Holding]) -> dict[str, Any]:
     }
 
 
-def _tables(title: str, found: Mapping[str, Any]) -> Iterable[Table]:
-    for key, what in (("by_kind", title), ("by_module", "memory: by module")):
+def _tables(by_kind: str, found: Mapping[str, Any], by_module: str) -> Iterable[Table]:
+    for key, title in (("by_kind", by_kind), ("by_module", by_module)):
         total = sum(found[key].values())
         lines = [
             (name, format_short(size, "B"), share_text(size, total))
             for name, size in found[key].items()
         ]
-        yield Table(what, (key.removeprefix("by_"), "bytes", "share"), lines)
+        yield Table(title, (key.removeprefix("by_"), "bytes", "share"), lines)

@@ -21,10 +21,14 @@ import numpy as np
 from amanda.python.references import Reference
 from amanda.tools.description import OpDescription
 from amanda_tools._internals import local_part
-from amanda_tools._values.shapes import byte_size
+from amanda_tools._values.shapes import HANDLES, byte_size
 
 _ROOM = 1000
 """Freed holdings that are kept before those that no moment needs are dropped."""
+
+
+_RANKS = {"buffers": 1, "gradients": 2, "optimizer state": 2, "parameters": 3}
+"""Of two kinds the one with the higher rank holds."""
 
 
 @attrs.define(eq=False)
@@ -48,6 +52,11 @@ class Holding:
     step: int
     died: float = math.inf
     _references: dict[int, Any] = attrs.field(factory=dict)
+
+    def claim(self, op: OpDescription, kind: str, name: str = "") -> None:
+        """Note what an operator uses it as, unless it is known to be more than that."""
+        if _RANKS.get(kind, 0) > _RANKS.get(self.kind, 0):
+            self.op, self.kind, self.name = op, kind, name
 
 
 class Ledger:
@@ -80,11 +89,9 @@ class Ledger:
             return None
         return self._hold(key, holder, size, op, kind, name) if size else None
 
-    def note_variable(
-        self, key: Hashable, size: int, op: OpDescription, kind: str, name: str
-    ) -> None:
-        """Note a variable, which is held to the end."""
-        self._hold(("variable", key), None, size, op, kind, name)
+    def note_variable(self, key: Hashable, size: int, op: OpDescription) -> Holding:
+        """Note a variable, which is held to the end, and return its holding."""
+        return self._hold(("variable", key), None, size, op, "buffers", "")
 
     def _hold(
         self, key: Hashable, holder: Any, size: int, op: OpDescription, kind: str, name: str
@@ -144,7 +151,7 @@ def _memory_of(tensor: Any) -> tuple[Hashable, Any, int]:
         storage = tensor.untyped_storage()
         # One object stands for a storage as long as the storage lives.
         return id(storage), storage, 0 if storage.device.type == "meta" else storage.nbytes()
-    size = byte_size(tensor)
+    size = 0 if getattr(tensor.dtype, "name", "") in HANDLES else byte_size(tensor)
     if size is None:
         raise TypeError("unknown size")
     return _address(tensor) or id(tensor), tensor, size
@@ -157,5 +164,5 @@ def _address(tensor: Any) -> int:
         return 0
     try:
         return int(np.asarray(memoryview(tensor)).ctypes.data)
-    except (TypeError, ValueError):
+    except (BufferError, TypeError, ValueError):
         return 0
