@@ -169,7 +169,7 @@ def test_nothing_is_kept_alive() -> None:
         tool.ledger.settle()
         assert tool.ledger.bytes == 400
     assert tool.ledger.peak == 800
-    assert len(tool.ledger._all) < 3000
+    assert len(tool.ledger.holdings) < 3000
 
 
 def test_tensors_without_memory_that_is_seen() -> None:

@@ -105,7 +105,9 @@ class FlightTool(ReportingTool[FlightOptions]):
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
         if op.id not in self._ops:
-            inputs = [f"{one.dtype}{list(one.shape or ())}" for one in op.tensors.inputs or () if one]
+            inputs = [
+                f"{one.dtype}{list(one.shape or ())}" for one in op.tensors.inputs or () if one
+            ]
             about = {"id": op.id, "type": op.type, "phase": op.phase, "inputs": inputs}
             self._ops[op.id] = op, Mark(self.ring, self.ring.name(about))
         mark = self._ops[op.id][1]

@@ -22,7 +22,7 @@ from amanda_tools._output.ranked_charts import lines_over_steps
 from amanda_tools._output.units import format_short, share_text
 from amanda_tools._timelines.memory import allocator_peaks
 from amanda_tools._values.holdings import Holding, Ledger
-from amanda_tools._values.shapes import byte_size, total_bytes
+from amanda_tools._values.shapes import HANDLES, byte_size, total_bytes
 
 KINDS = (
     *("parameters", "gradients", "optimizer state", "activations", "temporaries", "buffers"),
@@ -130,8 +130,8 @@ class MemoryTool(PrintingTool[MemoryOptions]):
             if variable := context.get_variable(i):
                 variables.append(i)
                 if (value := context.get_value(i)) is not None:
-                    held = self.ledger.note_variable(variable.key, byte_size(value) or 0, op)
-                    held.claim(op, kind, name)
+                    size = byte_size(value) or 0
+                    self.ledger.note_variable(variable.key, size, op).claim(op, kind, name)
             elif context.runs_at_once and (value := context.get_value(i)) is not None:
                 if held := self.ledger.note(value, op, "other"):
                     held.claim(op, kind, name)
@@ -146,9 +146,11 @@ class MemoryTool(PrintingTool[MemoryOptions]):
 
     def _analyse_outputs(self, context: OpContext) -> None:
         if not context.runs_at_once and context.get_phase() not in ("setup", "other"):
-            outputs = context.get_tensor_specs().outputs or ()
-            is_list = any(one is not None and one.dtype == "variant" for one in outputs)
-            self._in_graphs[context.get_op_id()] = None if is_list else total_bytes(outputs)
+            op, outputs = describe(context), context.get_tensor_specs().outputs or ()
+            parts = [one for one in outputs if one is not None and one.dtype not in HANDLES]
+            # Lists grow in loops.
+            size = None if "TensorList" in op.name else total_bytes(parts)
+            self._in_graphs[op.id] = size
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = self._ops[str(context.get_backward_op_id())] = describe(context)
@@ -172,13 +174,13 @@ class MemoryTool(PrintingTool[MemoryOptions]):
     def end(self, watch: _Watch) -> None:
         """Note that an operator has ended; those within it that have raised have, too."""
         begun = self._begun.get(threading.get_ident(), [])
-        for place in range(len(begun) - 1, -1, -1):
-            if begun[place][0] is watch.op:
-                del begun[place:]
+        for i in range(len(begun) - 1, -1, -1):
+            if begun[i][0] is watch.op:
+                del begun[i:]
                 break
-        if (leaf := self._leaves.get(watch.accumulates)) and (parameter := leaf()) is not None:
-            if (gradient := parameter.grad) is not None:
-                self.note_made(gradient, watch.op, "gradients", watch.accumulates)
+        leaf = self._leaves.get(watch.accumulates)
+        if leaf and (gradient := getattr(leaf(), "grad", None)) is not None:
+            self.note_made(gradient, watch.op, "gradients", watch.accumulates)
 
     def is_gradient(self, name: str) -> bool:
         """True if what is computed for a parameter is its gradient; PyTorch accumulates it into
@@ -233,11 +235,12 @@ class MemoryTool(PrintingTool[MemoryOptions]):
         return sorted(rows.values(), key=lambda row: -row["peak_bytes"])
 
     def summary(self) -> dict[str, Any]:
-        """``peak_bytes``, in ``peak_step``, ``by_kind`` and ``by_module``: of tensors that operators
-        were given or have made, a lower bound; ``unfinished``, the last operator that did not end,
-        with what was held when it began, or None; ``graph_bytes``, an upper bound of what TensorFlow's
-        graphs hold beside variables, None if unknown; ``unknown``, looks at tensors whose memory
-        cannot be seen; ``allocators``, the peaks of devices as the framework tells them."""
+        """``peak_bytes``, in ``peak_step``, ``by_kind`` and ``by_module``: of tensors that
+        operators were given or have made, a lower bound; ``unfinished``, the last operator that did
+        not end, with what was held when it began, or None; ``graph_bytes``, an upper bound of what
+        TensorFlow's graphs hold beside variables, None if unknown; ``unknown``, looks at tensors
+        whose memory cannot be seen; ``allocators``, the peaks of devices as the framework tells
+        them."""
         ledger = self.ledger
         sizes = self._in_graphs.values()
         return {
@@ -281,13 +284,16 @@ class MemoryTool(PrintingTool[MemoryOptions]):
             text = "an unknown size" if most is None else format_short(most, "B")
             yield Table(f"memory: graphs hold at most {text} more, all of their results", (), ())
         if peaks := found["allocators"]:
-            lines = [(name, format_short(of["peak"], "B")) for name, of in peaks.items()]
-            yield Table("memory: peaks of the framework's allocators", ("device", "peak"), lines)
+            title = "memory: peaks of the framework's allocators"
+            devices = [(name, format_short(of["peak"], "B")) for name, of in peaks.items()]
+            yield Table(title, ("device", "peak"), devices)
 
     def charts(self) -> Iterable[Chart]:
         """The memory of each step."""
         both = {"peak": "peak_bytes", "at its end": "held_bytes"}
-        yield from lines_over_steps("memory of tensors per step", self.figures_of_steps(), both, "B")
+        yield from lines_over_steps(
+            "memory of tensors per step", self.figures_of_steps(), both, "B"
+        )
 
 
 def _parts(holdings: Iterable[Holding]) -> dict[str, Any]:

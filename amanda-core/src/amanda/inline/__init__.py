@@ -38,7 +38,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from amanda.inline.ring import Ring
+from amanda.inline.ring import Ring as Ring
 from amanda.inline.steps import Inline, Step, StepKind
 
 

@@ -1,9 +1,8 @@
 """The last executions of operators, in memory that a file can outlive the process with.
 
-The memory holds 64-bit integers: the fields of :data:`HEADER`, then records of :data:`RECORD`. As a
-file it goes on with a line of JSON about the process, and one for each operator, which a record
-names by its number. Once a number is in memory that is mapped to a file the kernel keeps it, however
-the process ends.
+The memory holds 64-bit integers: the fields of :data:`HEADER`, then records of :data:`RECORD`. A
+file goes on with a line of JSON about the process, and one for each operator, which records name by
+its number. The kernel keeps what is in memory that is mapped to a file, however the process ends.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ MAGIC = int.from_bytes(b"amanda\x00\x01", "little")
 HEADER = ("magic", "size", "begun", "step", "memory", "due", "epoch", "process")
 """The fields of the header.
 
-``size``: number of records; ``begun``: executions that have begun; ``step``: number of the iteration,
--1 before the first; ``memory``: bytes in use when they were read last; ``due``: when they are read
-again; ``epoch``: nanoseconds of ``time.time_ns()`` at the zero of ``time.perf_counter_ns()``;
+``size``: number of records; ``begun``: executions that have begun; ``step``: number of the
+iteration, -1 before the first; ``memory``: bytes in use when they were read last; ``due``: when
+they are read again; ``epoch``: nanoseconds of ``time.time_ns()`` at the zero of ``time.perf_counter_ns()``;
 ``process``: its id.
 """
 
@@ -133,8 +132,8 @@ class Ring:
     def end(self, number: int) -> None:
         """Note that the last execution of an operator ends.
 
-        It is the last one of this thread, or else, as the executor of TensorFlow's graphs may end it
-        in another thread, the last one.
+        It is the last one of this thread; or else the last one, as the executor of TensorFlow's
+        graphs may end it in another thread.
         """
         numbers, now = self.numbers, time.perf_counter_ns()
         thread, found = threading.get_native_id(), 0

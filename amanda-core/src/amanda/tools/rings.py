@@ -22,7 +22,7 @@ from amanda.inline.ring import HEADER, MAGIC, RECORD, Ring
 from amanda.results import MAX_ROWS, Table, plural
 
 _UNKNOWN: Mapping[str, Any] = {"id": "(name lost)"}
-"""Stands for an operator without its line in the file: the disk was full, or the line is damaged."""
+"""Stands for an operator whose line is not in the file, as on a full disk, or is damaged."""
 
 
 @attrs.frozen(kw_only=True)

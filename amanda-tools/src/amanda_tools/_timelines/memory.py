@@ -32,8 +32,8 @@ def allocator_peaks() -> dict[str, dict[str, int]]:
         for i in range(torch.cuda.device_count()):
             peaks = (torch.cuda.max_memory_allocated(i), torch.cuda.max_memory_reserved(i))
             found[f"cuda:{i}"] = dict(zip(("peak", "reserved"), peaks, strict=True))
-    tensorflow = sys.modules.get("tensorflow")
-    for device in tensorflow.config.list_logical_devices("GPU") if tensorflow else ():
-        peak = int(tensorflow.config.experimental.get_memory_info(device.name)["peak"])
-        found[device.name] = {"peak": peak}
+    if (tensorflow := sys.modules.get("tensorflow")) is not None:
+        for device in tensorflow.config.list_logical_devices("GPU"):
+            peak = tensorflow.config.experimental.get_memory_info(device.name)["peak"]
+            found[device.name] = {"peak": int(peak)}
     return found

@@ -42,6 +42,7 @@ class Holding:
         name: path of a parameter, or of the one whose gradient it is.
         born, died: moments of the ledger; infinite until it is freed.
         step: number of the iteration in which it was seen first.
+        references: by id, those to the objects that live as long as the memory.
     """
 
     bytes: int
@@ -51,7 +52,7 @@ class Holding:
     born: int
     step: int
     died: float = math.inf
-    _references: dict[int, Any] = attrs.field(factory=dict)
+    references: dict[int, Any] = attrs.field(factory=dict)
 
     def claim(self, op: OpDescription, kind: str, name: str = "") -> None:
         """Note what an operator uses it as, unless it is known to be more than that."""
@@ -68,6 +69,7 @@ class Ledger:
         peak_at, peak_step: moment and iteration of the peak.
         now: the current moment: how many holdings there have been, and how many were freed.
         step: number of the current iteration.
+        holdings: those that may be asked for.
         unknown: tensors whose memory cannot be seen, counted at each look.
     """
 
@@ -75,18 +77,19 @@ class Ledger:
         self.bytes = self.peak = self.step_peak = self.peak_at = self.peak_step = 0
         self.now = self.step = self.unknown = 0
         self._live: dict[Hashable, Holding] = {}
-        self._all: list[Holding] = []
+        self.holdings: list[Holding] = []
         # By callbacks of references, which may run in any thread.
         self._freed: collections.deque[tuple[Hashable, int]] = collections.deque()
 
     def note(self, tensor: Any, op: OpDescription, kind: str, name: str = "") -> Holding | None:
         """Note the memory of a tensor, and return its holding; None if it is not known."""
-        self.settle()
         try:
             key, holder, size = _memory_of(local_part(tensor))
         except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
             self.unknown += 1
             return None
+        # Now that the holder lives, nothing else has its id.
+        self.settle()
         return self._hold(key, holder, size, op, kind, name) if size else None
 
     def note_variable(self, key: Hashable, size: int, op: OpDescription) -> Holding:
@@ -100,10 +103,10 @@ class Ledger:
         if found is None:
             self.now += 1
             found = self._live[key] = Holding(0, op, kind, name, self.now, self.step)
-            self._all.append(found)
-        if holder is not None and id(holder) not in found._references:
+            self.holdings.append(found)
+        if holder is not None and id(holder) not in found.references:
             freed, place = self._freed, (key, id(holder))
-            found._references[id(holder)] = Reference(holder, lambda _: freed.append(place))
+            found.references[id(holder)] = Reference(holder, lambda _: freed.append(place))
         # Storages may be resized.
         self.bytes += size - found.bytes
         found.bytes = size
@@ -117,8 +120,8 @@ class Ledger:
         while self._freed:
             key, holder = self._freed.popleft()
             found = self._live[key]
-            del found._references[holder]
-            if not found._references:
+            del found.references[holder]
+            if not found.references:
                 del self._live[key]
                 self.bytes -= found.bytes
                 self.now += 1
@@ -126,18 +129,18 @@ class Ledger:
 
     def drop(self, moments: Sequence[int]) -> None:
         """Drop what has been freed and was held neither at the peak nor at one of the moments."""
-        if len(self._all) > 2 * len(self._live) + _ROOM:
+        if len(self.holdings) > 2 * len(self._live) + _ROOM:
             wanted = (self.peak_at, *moments)
-            self._all = [
+            self.holdings = [
                 each
-                for each in self._all
+                for each in self.holdings
                 if each.died == math.inf or any(each.born <= m <= each.died for m in wanted)
             ]
 
     def held(self, moment: int) -> Iterator[Holding]:
         """Yield what was held at a moment: the peak, a moment that :meth:`drop` was given, or
         now."""
-        return (each for each in self._all if each.born <= moment < each.died)
+        return (each for each in self.holdings if each.born <= moment < each.died)
 
 
 def _memory_of(tensor: Any) -> tuple[Hashable, Any, int]:
