@@ -24,8 +24,8 @@ HEADER = ("magic", "size", "begun", "step", "memory", "due", "epoch", "process")
 
 ``size``: number of records; ``begun``: executions that have begun; ``step``: number of the
 iteration, -1 before the first; ``memory``: bytes in use when they were read last; ``due``: when
-they are read again; ``epoch``: nanoseconds of ``time.time_ns()`` at the zero of ``time.perf_counter_ns()``;
-``process``: its id.
+they are read again; ``epoch``: nanoseconds of ``time.time_ns()`` at the zero of
+``time.perf_counter_ns()``; ``process``: its id.
 """
 
 RECORD = ("index", "number", "step", "memory", "begin", "end", "thread")
