@@ -33,8 +33,8 @@ def check(overwrites: bool | None = None) -> Check:
 
 
 def test_each_routine_says_what_it_lowers_to() -> None:
-    """Counters, timers, marks, changes of memory, sums and checks have steps of their kinds, for both
-    routines."""
+    """Counters, timers, marks, changes of memory, sums and checks have steps of their kinds, for
+    both routines."""
     counter, timer = Counter(), Timer()
     change, total, finite = MemoryChange(MemoryUse()), ShapeSum(lambda shapes: 1), check()
     mark = Mark(Ring(2, int), 0)

@@ -12,6 +12,7 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ class Ring:
         if path is not None:
             # Written, so that the disk has room for it: without, a store would end the process.
             self._file = path.open("wb+", buffering=0)
+            weakref.finalize(self, self._file.close).atexit = False
             self._file.write(bytes(length) + _line(facts or {}))
         memory = mmap.mmap(self._file.fileno() if self._file else -1, length)
         self.numbers = memoryview(memory).cast("q")
