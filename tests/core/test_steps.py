@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda.inline import Check, Counter, MemoryChange, MemoryUse, ShapeSum, Timer
+from amanda.inline import Check, Counter, Mark, MemoryChange, MemoryUse, Ring, ShapeSum, Timer
 from amanda.inline.steps import Step, StepKind, are_paired, joined, lowered
 from amanda.interface.action import Action, ActionKind
 
@@ -33,10 +33,11 @@ def check(overwrites: bool | None = None) -> Check:
 
 
 def test_each_routine_says_what_it_lowers_to() -> None:
-    """Counters, timers, changes of memory, sums and checks have steps of their kinds, for both
-    routines."""
+    """Counters, timers, marks, changes of memory, sums and checks have steps of their kinds, for
+    both routines."""
     counter, timer = Counter(), Timer()
     change, total, finite = MemoryChange(MemoryUse()), ShapeSum(lambda shapes: 1), check()
+    mark = Mark(Ring(2, int), 0)
     found = [
         described(lowered(action(func, select)))
         for func, select in (
@@ -51,6 +52,8 @@ def test_each_routine_says_what_it_lowers_to() -> None:
             (total.after, ()),
             (finite.before, None),
             (finite.after, None),
+            (mark.before, ()),
+            (mark.after, ()),
         )
     ]
     assert found == [
@@ -65,6 +68,8 @@ def test_each_routine_says_what_it_lowers_to() -> None:
         ("SHAPE_SUM", total, True),
         ("CHECK", finite, False),
         ("CHECK", finite, True),
+        ("MARK", mark, False),
+        ("MARK", mark, True),
     ]
 
 

@@ -13,10 +13,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from amanda.cli.messages import complain
+from amanda.engine.signals import is_unhandled
 
 _ENDING = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 
@@ -28,21 +28,11 @@ Windows has SIGTERM only."""
 
 def handle_signals(handler: Callable[..., None]) -> None:
     """Have `handler` called at the signals of :data:`ENDING` that nobody handles or ignores yet."""
-    caught = _caught_signals()
     # ValueError: handlers are set in the main thread only, and another thread has called main().
     with contextlib.suppress(ValueError):
         for number in ENDING:
-            if signal.getsignal(number) is signal.SIG_DFL and not caught >> (number - 1) & 1:
+            if is_unhandled(number):
                 signal.signal(number, handler)
-
-
-def _caught_signals() -> int:
-    """The signals that have a handler, as bits; Python does not know those that C code has set, as
-    ``faulthandler.register`` does. 0 without Linux's ``/proc``."""
-    with contextlib.suppress(OSError, LookupError, ValueError):
-        status = Path("/proc/self/status").read_text("ascii", "replace")
-        return int(status.partition("SigCgt:")[2].split(maxsplit=1)[0], 16)
-    return 0
 
 
 def restore_signals(handler: Callable[..., None]) -> None:

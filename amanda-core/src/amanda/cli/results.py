@@ -90,7 +90,14 @@ class Report:
     _lost: list[str] = attrs.field(factory=list)
 
     def scope(self, drivers: Sequence[str] | None) -> apply:
-        """The scope of the tools, and of what the page needs."""
+        """The scope of the tools, and of what the page needs.
+
+        Raises:
+            FileError: a file that a tool writes from the begin on cannot be written.
+        """
+        for named in self.tools if self.folder is not None else ():
+            if begin := pages.method_of(named.tool, "begin_files"):
+                begin(self.folder, f"{named.name}{self.rank.suffix}")
         tools = [named.tool for named in self.tools]
         if self._has_page:
             self.graph = _graph_tool(tools)

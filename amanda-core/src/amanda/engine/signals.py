@@ -14,10 +14,12 @@ asyncio do nothing, and do not wait either.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -104,3 +106,15 @@ def handlers_wait() -> Iterator[None]:
         yield
     finally:
         unwind(STATE.undo, mark)
+
+
+def is_unhandled(number: int) -> bool:
+    """True if nobody handles or ignores a signal. Of handlers that C code has set, as
+    ``faulthandler.register`` does, Python does not know: they are seen on Linux only."""
+    if signal.getsignal(number) is not signal.SIG_DFL:
+        return False
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        status = Path("/proc/self/status").read_text("ascii", "replace")
+        caught = int(status.partition("SigCgt:")[2].split(maxsplit=1)[0], 16)
+        return not caught >> (number - 1) & 1
+    return True

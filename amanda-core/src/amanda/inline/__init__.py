@@ -13,6 +13,10 @@ A tool inserts them like any other routine::
     change = amanda.inline.MemoryChange(memory)     # memory = amanda.inline.MemoryUse(), of all
     context.insert_before_op(change.before, inputs=[])
     context.insert_after_op(change.after, outputs=[])
+    ring = amanda.inline.Ring(1000, amanda.inline.resident_bytes)
+    mark = amanda.inline.Mark(ring, ring.name({"id": context.get_op_id()}))
+    context.insert_before_op(mark.before, inputs=[])
+    context.insert_after_op(mark.after, outputs=[])
     ...
     print(counter.count, timer.nanoseconds, change.bytes)
 
@@ -34,6 +38,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from amanda.inline.ring import Ring as Ring
 from amanda.inline.steps import Inline, Step, StepKind
 
 
@@ -182,6 +187,43 @@ class Timer(Inline):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.executions} executions, {self.nanoseconds} ns)"
+
+
+class Mark(Inline):
+    """Notes in a :class:`Ring` when an operator begins and ends.
+
+    :attr:`before` and :attr:`after` are two routines. An operator that raises has no end.
+
+    Args:
+        ring: where they are noted.
+        number: what :meth:`Ring.name` has given for the operator.
+    """
+
+    __slots__ = ("__weakref__", "number", "ring")
+
+    def __init__(self, ring: Ring, number: int) -> None:
+        if not isinstance(ring, Ring):
+            raise TypeError(f"Mark() needs a Ring as ring, got {ring!r}")
+        self.ring = ring
+        self.number = number
+
+    def before(self, *tensors: Any) -> None:
+        """The routine before the operator; the tensors there are ignored."""
+        self.ring.begin(self.number)
+
+    def after(self, *tensors: Any) -> None:
+        """The routine after the operator; the tensors there are ignored."""
+        self.ring.end(self.number)
+
+    def lowered(self, action: Any, method: Any) -> Step:
+        """MARK, for both routines."""
+        is_own = method is Mark.before or method is Mark.after
+        if type(self) is Mark and is_own and not (action.select or action.differentiable):
+            return Step(StepKind.MARK, action, self, method is Mark.after)
+        return Step(StepKind.CALL, action)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.number})"
 
 
 class Check(Inline):

@@ -38,6 +38,8 @@ class StepKind(enum.IntEnum):
     """Give a ``ShapeSum`` all inputs, or all outputs or none."""
     CHECK = 6
     """Give a ``Check`` all inputs, or all outputs."""
+    MARK = 7
+    """Begin or end a ``Mark``."""
 
 
 class Around(enum.IntEnum):
@@ -54,7 +56,7 @@ class Around(enum.IntEnum):
 
 
 _HALVES = frozenset({StepKind.SHAPE_SUM, StepKind.CHECK})
-_PAIRED = _HALVES | {StepKind.CLOCK, StepKind.MEMORY}
+_PAIRED = _HALVES | {StepKind.CLOCK, StepKind.MEMORY, StepKind.MARK}
 
 
 class Step:

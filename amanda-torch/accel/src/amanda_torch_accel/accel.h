@@ -98,9 +98,10 @@ PyTypeObject make_type(const char* name, size_t size, destructor dealloc, traver
 #define ACCEL_NAMES(NAME)                                                                                              \
   NAME(action) NAME(add) NAME(after) NAME(cache) NAME(claimed) NAME(count) NAME(due) NAME(enabled) NAME(ends)          \
   NAME(executions) NAME(frombytes) NAME(func) NAME(go_on_after) NAME(has_after) NAME(has_before) NAME(held)            \
-  NAME(is_idle) NAME(kind) NAME(kwargs) NAME(log) NAME(nanoseconds) NAME(natives) NAME(note_execution) NAME(number)    \
-  NAME(numbers) NAME(op_id) NAME(paused) NAME(quiet) NAME(routine) NAME(routines) NAME(run_described) NAME(run_known)  \
-  NAME(scopes) NAME(select) NAME(statistics) NAME(steps_after) NAME(steps_before) NAME(tool_seconds) NAME(waiting)
+  NAME(is_idle) NAME(kind) NAME(kwargs) NAME(log) NAME(look) NAME(nanoseconds) NAME(natives) NAME(note_execution)      \
+  NAME(number) NAME(numbers) NAME(op_id) NAME(paused) NAME(quiet) NAME(ring) NAME(routine) NAME(routines)              \
+  NAME(run_described) NAME(run_known) NAME(scopes) NAME(select) NAME(statistics) NAME(steps_after) NAME(steps_before)  \
+  NAME(tool_seconds) NAME(waiting)
 
 struct Names {
 #define NAME(name) PyObject* name;
@@ -156,7 +157,7 @@ inline void set(PyObject*& field, PyObject* value) {
 // ---- steps ---------------------------------------------------------------------------------------------------
 
 // The kinds of amanda.inline.steps.StepKind that are run here; all others are called.
-enum Kind : int { CALL, COUNT, CLOCK, MEMORY, EXECUTION };
+enum Kind : int { CALL, COUNT, CLOCK, MEMORY, EXECUTION, MARK = 7 };
 
 struct Step {
   Kind kind = CALL;
@@ -167,7 +168,7 @@ struct Step {
 // How the steps of an operator are run.
 enum class Way {
   PYTHON,    // not here
-  MEASURED,  // counts, clocks and memory: nothing is known of the tensors
+  MEASURED,  // counts, clocks, memory and marks: nothing is known of the tensors
   CALLED,    // functions of tools
 };
 
@@ -185,7 +186,7 @@ Lowered* lower(PyObject* before, PyObject* after);
 // Visit the objects that it holds, for the garbage collector.
 int visit_lowered(const Lowered& lowered, visitproc visit, void* arg);
 
-// Run the counts, clocks and memory before or after an operator; 0, or -1 with an error.
+// Run the counts, clocks, memory and marks before or after an operator; 0, or -1 with an error.
 //   begun: the moment in nanoseconds.
 int begin_measures(const Lowered& lowered, int64_t& begun);
 int end_measures(const Lowered& lowered, int64_t begun);

@@ -5,6 +5,7 @@
 #include "invocation.h"
 #include "torch_api.h"
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 
@@ -25,7 +26,7 @@ int read_step(PyObject* object, Step& step) {
   if (PyErr_Occurred()) {
     return -1;
   }
-  step.kind = number > EXECUTION ? CALL : static_cast<Kind>(number);
+  step.kind = number > EXECUTION && number != MARK ? CALL : static_cast<Kind>(number);
   step.ends = ends.get() == Py_True;
   step.routine = Ref(PyObject_GetAttr(object, names.routine));
   step.action = Ref(step.routine ? PyObject_GetAttr(object, names.action) : nullptr);
@@ -61,7 +62,7 @@ int choose_way(Lowered& lowered, PyObject* before, PyObject* after) {
       lowered.is_joined |= step.kind == EXECUTION;
       lowered.has_clock |= step.kind == CLOCK;
       lowered.takes_tensors |= step.kind == EXECUTION || !is_blind;
-      lowered.acts_before |= step.kind == COUNT && steps == &lowered.before;
+      lowered.acts_before |= (step.kind == COUNT || step.kind == MARK) && steps == &lowered.before;
       calls |= step.kind == CALL || step.kind == EXECUTION;
     }
   }
@@ -98,7 +99,7 @@ int visit_lowered(const Lowered& lowered, visitproc visit, void* arg) {
   return 0;
 }
 
-// ---- clocks and memory ---------------------------------------------------------------------------------------
+// ---- clocks, memory and marks --------------------------------------------------------------------------------
 
 namespace {
 
@@ -112,6 +113,59 @@ Ref call_as_routine(PyObject* function, PyObject* first = nullptr, PyObject* sec
   return Ref(PyObject_CallFunctionObjArgs(objects.as_routine, function, first, second, nullptr));
 }
 
+int64_t native_thread() {
+  static thread_local auto thread = static_cast<int64_t>(PyThread_get_thread_native_id());
+  return thread;
+}
+
+// The memory of a Ring of amanda.inline.ring, which says what the fields mean.
+struct Header {
+  int64_t magic, size, begun, step, memory, due, epoch, process;
+};
+struct Record {
+  int64_t index, number, step, memory, begin, end, thread;
+};
+
+// Ring.begin() and Ring.end(), for a Mark.
+int note_mark(PyObject* mark, bool ends) {
+  Ref ring(PyObject_GetAttr(mark, names.ring)), given(ring ? PyObject_GetAttr(mark, names.number) : nullptr);
+  Ref numbers(given ? PyObject_GetAttr(ring.get(), names.numbers) : nullptr);
+  int64_t number = numbers ? PyLong_AsLongLong(given.get()) : -1, now = read_clock();
+  Py_buffer memory;
+  if (PyErr_Occurred() || PyObject_GetBuffer(numbers.get(), &memory, PyBUF_WRITABLE) < 0) {
+    return -1;
+  }
+  auto& header = *static_cast<Header*>(memory.buf);
+  auto* records = reinterpret_cast<Record*>(&header + 1);
+  bool failed = false;
+  if (!ends) {
+    if (now >= header.due) {
+      Ref look(PyObject_GetAttr(ring.get(), names.look)), moment(look ? PyLong_FromLongLong(now) : nullptr);
+      failed = !moment || !call_as_routine(look.get(), moment.get());
+    }
+    int64_t index = header.begun + 1;
+    records[index % header.size] = {index, number, header.step, header.memory, now, 0, native_thread()};
+    // A reader takes no record beyond it; the compiler must not move it to before the record.
+    std::atomic_ref(header.begun).store(index, std::memory_order_release);
+  } else {
+    Record* found = nullptr;
+    for (int64_t i = header.begun; i > 0 && i > header.begun - header.size; i--) {
+      Record& record = records[i % header.size];
+      if (record.number == number && record.end == 0) {
+        found = found == nullptr || record.thread == native_thread() ? &record : found;
+        if (record.thread == native_thread()) {
+          break;
+        }
+      }
+    }
+    if (found != nullptr) {
+      found->end = now;
+    }
+  }
+  PyBuffer_Release(&memory);
+  return failed ? -1 : 0;
+}
+
 // Timer.add(). The lock of tools is not needed: the GIL is not given up between the first and the last attribute.
 int add_time(PyObject* timer, int64_t start, int64_t end) {
   Ref log(PyObject_GetAttr(timer, names.log));
@@ -120,9 +174,8 @@ int add_time(PyObject* timer, int64_t start, int64_t end) {
   }
   if (log.get() != Py_None) {
     Ref due(PyObject_GetAttr(log.get(), names.due)), number(due ? PyObject_GetAttr(timer, names.number) : nullptr);
-    static thread_local auto thread = static_cast<int64_t>(PyThread_get_thread_native_id());
     bool is_due = number && due.get() != Py_None && end >= PyLong_AsLongLong(due.get());
-    int64_t row[] = {number ? PyLong_AsLongLong(number.get()) : 0, start, end, thread};
+    int64_t row[] = {number ? PyLong_AsLongLong(number.get()) : 0, start, end, native_thread()};
     if (PyErr_Occurred()) {
       return -1;
     }
@@ -142,7 +195,7 @@ int add_time(PyObject* timer, int64_t start, int64_t end) {
              : add_to(timer, names.nanoseconds, Ref(PyLong_FromLongLong(end - start)));
 }
 
-// Run the counts and memory of a point, and the clocks that end.
+// Run the counts, memory and marks of a point, and the clocks that end.
 int run_measures(const std::vector<Step>& steps, int64_t start, int64_t end) {
   for (const Step& step : steps) {
     int failed = 0;
@@ -150,6 +203,8 @@ int run_measures(const std::vector<Step>& steps, int64_t start, int64_t end) {
       failed = add_to(step.routine.get(), names.count, Ref(PyLong_FromLong(1)));
     } else if (step.kind == MEMORY) {
       failed = call_as_routine(step.func.get()) ? 0 : -1;
+    } else if (step.kind == MARK) {
+      failed = note_mark(step.routine.get(), step.ends);
     } else if (step.ends) {
       failed = add_time(step.routine.get(), start, end);
     }

@@ -15,12 +15,15 @@ from amanda.inline import (
     Check,
     Counter,
     Log,
+    Mark,
     MemoryChange,
     MemoryUse,
+    Ring,
     ShapeSum,
     Timer,
     resident_bytes,
 )
+from amanda.inline.ring import HEADER, RECORD
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X, inserting, nothing, product, times
@@ -32,6 +35,13 @@ INFINITE = [[math.inf, -2.0], [3.0, 4.0]]
 
 def _all_finite(values: Any) -> bool:
     return all(map(_all_finite, values)) if isinstance(values, list) else math.isfinite(values)
+
+
+def records(ring: Ring) -> list[list[int]]:
+    """The records of a ring, as they lie there."""
+    numbers = ring.numbers.tolist()[len(HEADER) :]
+    count = len(RECORD)
+    return [numbers[at : at + count] for at in range(0, len(numbers), count)]
 
 
 class InlineTests(ContractTests):
@@ -232,6 +242,35 @@ class InlineTests(ContractTests):
         for one in (analyse, inserting([], after_backward_op=lambda *t: calls.append(1))):
             assert self.train(program, self.probe(before_backward=one), times=2) == expected
         return len(calls)
+
+    # -- marks ----------------------------------------------------------------
+
+    def test_a_mark_notes_begin_and_end(self) -> None:
+        """A ring has a record of each execution, in order, with its operator and its end."""
+        ring = Ring(3, itertools.count(10, 10).__next__)
+
+        def analyse(context: OpContext) -> None:
+            mark = Mark(ring, ring.name({"id": context.get_op_id()}))
+            inserting([], before_op=mark.before, after_op=mark.after)(context)
+
+        began = time.perf_counter_ns()
+        self.run(self.two_products(), self.probe("mul", before=analyse), times=2)
+        assert ring.begun == 4
+        rows = [dict(zip(RECORD, row, strict=True)) for row in records(ring)]
+        assert [rows[i % 3]["index"] for i in (2, 3, 4)] == [2, 3, 4]
+        for row in rows:
+            assert began <= row["begin"] <= row["end"] <= time.perf_counter_ns()
+            assert row["number"] in range(len(ring.names))
+            assert row["memory"] > 0
+
+    @requires(Capability.BACKWARD)
+    def test_marks_of_backward_operators(self) -> None:
+        """Marks around backward operators note each execution."""
+        ring = Ring(100, int)
+        mark = Mark(ring, ring.name({}))
+        marking = inserting([], before_backward_op=mark.before, after_backward_op=mark.after)
+        assert self.train_beside_routine(marking) == ring.begun > 0
+        assert all(row[5] for row in records(ring) if row[0])
 
     # -- changes of memory ----------------------------------------------------
 
