@@ -206,7 +206,7 @@ def test_trainers_under_torchrun(name: str, python: Command, tmp_path: Path) -> 
     plain = python(*words, script, **ENVIRONMENT)
     watched = python(*words, "-m", "amanda", "run", *TOOLS, script, **ENVIRONMENT)
     assert (plain.returncode, watched.returncode) == (0, 0), watched.stderr
-    printed = re.compile(r"^.*0x.*$|^\[.*$", re.MULTILINE)
+    printed = re.compile(r"\[[\d., ]+\]|-?0x[\da-fp.+-]+")
     found = [sorted(printed.findall(run.stdout)) for run in (plain, watched)]
     assert found[0] == found[1]
     assert len(found[0]) >= 2

@@ -169,6 +169,9 @@ def report(kind: str) -> dict[str, Any]:
         masks = {op_id: mask.tolist() for op_id, mask in tool.masks.items()}
         skipped = [row["reason"] for row in tool.result()["summary"]["skipped"]]
         return {"bits": bits, "masks": masks, "skipped": skipped}
+    if kind.startswith("remat_"):
+        build = globals()[kind.removeprefix("remat_")]
+        return {"bits": [train(build), train(build, amanda.tools.load("remat")())]}
     build = globals()[kind]
     count, flops, trace = (amanda.tools.load(name)() for name in ("count", "flops", "trace"))
     stats = amanda.tools.load("stats")(tensors=["weights", "gradients"])

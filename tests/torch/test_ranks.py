@@ -31,7 +31,7 @@ def run(folder: Path, size: int, *kinds: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run(tmp_path_factory.mktemp("ranks"), 2, *KINDS, *PRUNED)
+    return run(tmp_path_factory.mktemp("ranks"), 2, *KINDS, *PRUNED, "remat_fsdp")
 
 
 def check(kind: str, ranks: list[dict[str, Any]]) -> list[list[Any]]:
@@ -118,6 +118,11 @@ def test_masks_are_those_of_all_ranks(ranks: list[dict[str, Any]]) -> None:
     assert one[2] == {}
     reason = "its weight is spread over processes, and this one has a part of it"
     assert ranks[0]["pruned_tensor_parallel"]["skipped"] == [reason, reason]
+
+
+def test_nothing_is_recomputed_from_dropped_weights(ranks: list[dict[str, Any]]) -> None:
+    """Under ``remat`` an operator whose weight FSDP2 drops after it does not run again."""
+    assert [len(set(rank["remat_fsdp"]["bits"])) for rank in ranks] == [1, 1]
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from amanda import OpContext
 from amanda.python.nested import leaves
 from amanda.tools.description import describe, op_name
 from amanda_tools._internals import no_overrides, version_of, writes_into_tensors
+from amanda_tools._operators.parameters import parameters_of
 from amanda_tools._operators.saved_tensors import saved_items
 from amanda_tools._timelines.memory import synchronize
 from amanda_tools.remat import recorded_runs as runs
@@ -54,6 +55,7 @@ class TorchMeasurement:
         self.sizes = sizes
         self._pieces: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._met: set[int] = set()
+        self._is_sharded = False
         self._before: dict[str, StateBefore] = {}
 
     def before(self, context: OpContext) -> None:
@@ -63,6 +65,7 @@ class TorchMeasurement:
             self._note(context)
 
     def _note(self, context: OpContext) -> None:
+        self._is_sharded |= op_name(context.get_op()).startswith("fsdp::")
         given = [t for t in context.get_inputs() if t is not None and not t.is_inference()]
         versions = [(weakref.ref(tensor), version_of(tensor)) for tensor in given]
         target, writes = None, op_name(context.get_op()).endswith("_")
@@ -114,6 +117,8 @@ class TorchMeasurement:
         step.made = self._made(inputs, outputs)
         self._met.update(step.inputs, step.made)
         step.obstacle = step.obstacle or _obstacle(context, inputs, outputs, step) or reason
+        if self._is_sharded and parameters_of(context):
+            step.obstacle = step.obstacle or "FSDP2 drops its weight before the backward pass"
         if step.obstacle:
             step.saved = self._saved(context, step)
         else:
@@ -245,9 +250,10 @@ class TorchMeasurement:
         if any(isinstance(item, list) for item in saved_items(context)):
             step.saved = self._saved(context, step)
             return
-        function, names = context.get_function(), context.get_input_names()
+        names = context.get_input_names()
         inputs = [_again(*pair) for pair in zip(names, tensors, strict=True)]
         try:
+            function = context.get_function()
             synchronize()
             start = time.perf_counter()
             with torch.enable_grad(), runs.with_random_states(random), runs.collect_saved([]):

@@ -33,6 +33,8 @@ if COLLECTIVES is not None:
     _group_named = symbol(f"{_MODULE}._resolve_process_group")
     _world = symbol(f"{_MODULE}._world")
     require(f"{_MODULE}._world.pg_map")
+    # By these the functions report themselves.
+    require(f"{_MODULE}.has_torch_function", f"{_MODULE}.handle_torch_function")
 
 
 def mesh_places() -> dict[str, int]:
