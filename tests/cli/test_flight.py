@@ -229,6 +229,7 @@ for step in range(4):
 """
 
 
+@pytest.mark.slow
 def test_two_ranks_of_which_one_stops(
     environment: dict[str, str], amanda: Command, tmp_path: Path
 ) -> None:
@@ -275,6 +276,7 @@ for ends in (False, False, True):
 """
 
 
+@pytest.mark.slow
 def test_a_function_of_tensorflow_that_dies(amanda: Command, tmp_path: Path) -> None:
     """Operators of graphs are noted, too: the one that has ended the process has not ended."""
     (tmp_path / "graphs.py").write_text(GRAPHS)
