@@ -32,6 +32,11 @@ elif how == "abort":
     os.abort()
 elif how == "hang":
     time.sleep(100)
+elif how == "child":
+    if not (child := os.fork()):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(100)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 elif how == "own":
     signal.signal(signal.SIGUSR1, lambda *_: print("mine", flush=True))
     os.kill(os.getpid(), signal.SIGUSR1)
@@ -84,10 +89,12 @@ def test_a_process_that_hangs(
     while not line.startswith("amanda: SIGUSR1: flight: the last of 6 operators that began"):
         line = process.stderr.readline()
         assert line
+    while "program.py" not in line:
+        line = process.stderr.readline()
+        assert line
     assert "the last of 6 operators" in amanda("flight", "out").stdout
     process.kill()
-    _, rest = process.communicate()
-    assert "program.py" in rest
+    process.communicate()
     assert process.returncode == -signal.SIGKILL
 
 
@@ -96,6 +103,13 @@ def test_the_signal_of_the_program(amanda: Command, program: str) -> None:
     run = amanda(*FLIGHT, program, "own")
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("mine\n")
+
+
+def test_the_signal_of_a_child(amanda: Command, program: str) -> None:
+    """A forked child ends by the signal, as without the tool."""
+    run = amanda(*FLIGHT, program, "child")
+    assert run.returncode == 0
+    assert run.stdout.startswith(f"{-signal.SIGUSR1}\n")
 
 
 def test_the_ring_of_the_run_before(amanda: Command, program: str, tmp_path: Path) -> None:
@@ -229,6 +243,7 @@ for step in range(4):
 """
 
 
+@pytest.mark.slow
 def test_two_ranks_of_which_one_stops(
     environment: dict[str, str], amanda: Command, tmp_path: Path
 ) -> None:
@@ -275,6 +290,7 @@ for ends in (False, False, True):
 """
 
 
+@pytest.mark.slow
 def test_a_function_of_tensorflow_that_dies(amanda: Command, tmp_path: Path) -> None:
     """Operators of graphs are noted, too: the one that has ended the process has not ended."""
     (tmp_path / "graphs.py").write_text(GRAPHS)

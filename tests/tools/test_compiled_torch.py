@@ -17,7 +17,8 @@ from amanda.tools.subgraph_rewriting import Op, SubgraphRewritingTool
 from tests.torch.support import fingerprint
 
 TOOLS = (
-    *("count", "coverage", "dump", "flops", "inject", "kernels", "nan", "path", "profile", "prune"),
+    *("count", "coverage", "dump", "flight", "flops", "inject", "kernels", "memory", "nan", "path"),
+    *("profile", "prune"),
     *("quantize", "quantize:method=qat", "remat", "sparsity", "stats", "trace"),
 )
 

@@ -169,7 +169,7 @@ class _Watch:
 
     def __init__(self, tool: FlightTool, timeout: float) -> None:
         self._tool, self._timeout = tool, timeout
-        self._ends = os.pipe()
+        self._process, self._ends = os.getpid(), os.pipe()
         for end in self._ends:
             os.set_blocking(end, False)
         self._has_signal = self._await_signal()
@@ -191,10 +191,15 @@ class _Watch:
         signal.signal(number, self._wake)
         return True
 
-    def _wake(self, *_: Any) -> None:
+    def _wake(self, number: int, _: Any) -> None:
         """The handler: for a program that has set another descriptor to be told of signals."""
+        if os.getpid() != self._process:
+            # A forked child ends, as without the tool.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         with contextlib.suppress(OSError):
-            os.write(self._ends[1], bytes([signal.SIGUSR1]))
+            os.write(self._ends[1], bytes([number]))
 
     def _run(self) -> None:
         ring, limit = self._tool.ring, self._timeout

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -159,10 +160,21 @@ inline void set(PyObject*& field, PyObject* value) {
 // The kinds of amanda.inline.steps.StepKind that are run here; all others are called.
 enum Kind : int { CALL, COUNT, CLOCK, MEMORY, EXECUTION, MARK = 7 };
 
+// The memory of a buffer of Python's, which stays in place until then.
+struct Memory {
+  Py_buffer view{};
+  Memory() = default;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory() { PyBuffer_Release(&view); }
+};
+
 struct Step {
   Kind kind = CALL;
   bool ends = false;
   Ref routine, action, func, select, kwargs;
+  std::unique_ptr<Memory> ring;  // of a mark
+  int64_t number = 0;            // of a mark
 };
 
 // How the steps of an operator are run.

@@ -19,6 +19,16 @@ Ref Values::tuple() const {
 
 namespace {
 
+// Read what the step of a Mark needs; 0, or -1 with an error.
+int read_mark(Step& step) {
+  Ref ring(PyObject_GetAttr(step.routine.get(), names.ring));
+  Ref number(ring ? PyObject_GetAttr(step.routine.get(), names.number) : nullptr);
+  Ref numbers(number ? PyObject_GetAttr(ring.get(), names.numbers) : nullptr);
+  step.number = numbers ? PyLong_AsLongLong(number.get()) : -1;
+  step.ring = std::make_unique<Memory>();
+  return PyErr_Occurred() ? -1 : PyObject_GetBuffer(numbers.get(), &step.ring->view, PyBUF_WRITABLE);
+}
+
 // Read one step: 1; 0 if it is of a form that is not run here; -1 with an error.
 int read_step(PyObject* object, Step& step) {
   Ref kind(PyObject_GetAttr(object, names.kind)), ends(kind ? PyObject_GetAttr(object, names.ends) : nullptr);
@@ -35,7 +45,7 @@ int read_step(PyObject* object, Step& step) {
                                            : PyObject_GetAttr(step.action.get(), names.func));
   step.select = Ref(step.func ? PyObject_GetAttr(step.action.get(), names.select) : nullptr);
   step.kwargs = Ref(step.select ? PyObject_GetAttr(step.action.get(), names.kwargs) : nullptr);
-  if (!step.kwargs) {
+  if (!step.kwargs || (step.kind == MARK && read_mark(step) < 0)) {
     return -1;
   }
   return PyDict_CheckExact(step.kwargs.get()) && (step.select.get() == Py_None || PyTuple_CheckExact(step.select.get()));
@@ -126,21 +136,17 @@ struct Record {
   int64_t index, number, step, memory, begin, end, thread;
 };
 
-// Ring.begin() and Ring.end(), for a Mark.
-int note_mark(PyObject* mark, bool ends) {
-  Ref ring(PyObject_GetAttr(mark, names.ring)), given(ring ? PyObject_GetAttr(mark, names.number) : nullptr);
-  Ref numbers(given ? PyObject_GetAttr(ring.get(), names.numbers) : nullptr);
-  int64_t number = numbers ? PyLong_AsLongLong(given.get()) : -1, now = read_clock();
-  Py_buffer memory;
-  if (PyErr_Occurred() || PyObject_GetBuffer(numbers.get(), &memory, PyBUF_WRITABLE) < 0) {
-    return -1;
-  }
-  auto& header = *static_cast<Header*>(memory.buf);
+// Ring.begin() and Ring.end(), for the step of a Mark.
+int note_mark(const Step& step) {
+  int64_t number = step.number, now = read_clock();
+  auto& header = *static_cast<Header*>(step.ring->view.buf);
   auto* records = reinterpret_cast<Record*>(&header + 1);
   bool failed = false;
-  if (!ends) {
+  if (!step.ends) {
     if (now >= header.due) {
-      Ref look(PyObject_GetAttr(ring.get(), names.look)), moment(look ? PyLong_FromLongLong(now) : nullptr);
+      Ref ring(PyObject_GetAttr(step.routine.get(), names.ring));
+      Ref look(ring ? PyObject_GetAttr(ring.get(), names.look) : nullptr);
+      Ref moment(look ? PyLong_FromLongLong(now) : nullptr);
       failed = !moment || !call_as_routine(look.get(), moment.get());
     }
     int64_t index = header.begun + 1;
@@ -162,7 +168,6 @@ int note_mark(PyObject* mark, bool ends) {
       found->end = now;
     }
   }
-  PyBuffer_Release(&memory);
   return failed ? -1 : 0;
 }
 
@@ -204,7 +209,7 @@ int run_measures(const std::vector<Step>& steps, int64_t start, int64_t end) {
     } else if (step.kind == MEMORY) {
       failed = call_as_routine(step.func.get()) ? 0 : -1;
     } else if (step.kind == MARK) {
-      failed = note_mark(step.routine.get(), step.ends);
+      failed = note_mark(step);
     } else if (step.ends) {
       failed = add_time(step.routine.get(), start, end);
     }
