@@ -42,6 +42,9 @@ _JOINED = frozenset(
 """Types of operators that the converter of LiteRT computes beforehand, or joins with those around
 them: normalizations and biases with the layer before."""
 
+_TRACED = frozenset(("shape", "size"))
+"""Types of operators that TensorFlow computes while it traces, where the sizes are known."""
+
 _NUMBER = re.compile(r"_\d+$")
 """What TensorFlow adds to the name scope of a layer, which Keras opens twice (3.15)."""
 
@@ -73,7 +76,7 @@ def nodes_of(target: Any, modules: Collection[str]) -> list[ExportedNode] | None
     if isinstance(target, tf.lite.Interpreter):
         return [*_of_lite(target, layers), ExportedNode(None, _JOINED)]
     if isinstance(target, _internals.ConcreteFunction):
-        return list(_of_graph(target.graph, layers))
+        return [*_of_graph(target.graph, layers), ExportedNode(None, _TRACED)]
     return None
 
 
@@ -119,29 +122,30 @@ def _of_graph(graph: Any, layers: Collection[str]) -> Iterator[ExportedNode]:
     }
     definition = graph.as_graph_def(add_shapes=True)
     functions = {function.signature.name: function for function in definition.library.function}
-    for node, is_repeated in _flat(definition.node, functions):
+    for node, around, is_repeated in _flat(definition.node, functions):
         kind, name = canonical(node.op), node.name
-        module = known[name] if name in known else _layer_of(name, layers)
+        module = known[name] if name in known else _layer_of(f"{around}{name}", layers)
         types = frozenset({kind, *_OTHERS.get(kind, "").split()})
         yield ExportedNode(module, types, _shapes_of(node), (name,), is_repeated=is_repeated)
 
 
 def _flat(
-    nodes: Sequence[Any], functions: Mapping[str, Any], is_repeated: bool = False
-) -> Iterator[tuple[Any, bool]]:
-    """Yield the operators among some nodes and those of the functions that they call, and whether
-    a loop runs them."""
+    nodes: Sequence[Any], functions: Mapping[str, Any], around: str = "", is_repeated: bool = False
+) -> Iterator[tuple[Any, str, bool]]:
+    """Yield the operators among some nodes and those of the functions that they call, the names of
+    the calls around them, and whether a loop runs them."""
     for node in nodes:
         if is_op(node.op):
-            yield node, is_repeated
+            yield node, around, is_repeated
             continue
         # In the order of names from the last one: of a loop the condition, then the body.
         for key in sorted(node.attr, reverse=True):
             value = node.attr[key]
             for called in (value.func, *value.list.func):
                 if called.name in functions:
-                    body = functions[called.name].node_def
-                    yield from _flat(body, functions, is_repeated or node.op in CONTROL_FLOW)
+                    body, outer = functions[called.name].node_def, f"{around}{node.name}/"
+                    is_inner = is_repeated or node.op in CONTROL_FLOW
+                    yield from _flat(body, functions, outer, is_inner)
 
 
 def _shapes_of(node: Any) -> list[tuple[int | None, ...]] | None:
