@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import attrs
+
 from amanda.cli import endings, grammar, mistakes, pages, program, tool_options, tracebacks
 from amanda.cli.last_line import describe_missing_driver
 from amanda.cli.messages import (
@@ -96,6 +98,9 @@ def _number_from(least: int) -> Callable[[str], int]:
     return convert
 
 
+_FEW_RANKS = 8
+"""Processes whose results are JSON unless asked otherwise."""
+
 _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
     (
         "-t --tool --tools",
@@ -106,6 +111,16 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
         "-o --output",
         {"metavar": "DIR", "action": "append", "default": [], "type": _folder},
         "write the results as files into DIR (default: print summaries only)",
+    ),
+    (
+        "--format",
+        {"choices": ("json", "parquet")},
+        f"of results (default: json with up to {_FEW_RANKS} processes); parquet survives a kill",
+    ),
+    (
+        "--flush",
+        {"metavar": "N", "type": _number_from(1), "default": 100},
+        "tables grow every N steps (default: 100)",
     ),
     (
         "--html",
@@ -145,7 +160,9 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
 )
 """The options that come before the program: the names, the arguments for argparse, the help."""
 
-WITH_VALUE = tuple(n for names, kind, _ in _OPTIONS if "metavar" in kind for n in names.split())
+WITH_VALUE = tuple(
+    n for names, kind, _ in _OPTIONS if kind.keys() & {"metavar", "choices"} for n in names.split()
+)
 _WITHOUT_VALUE = ("--html", "--full", "--help")
 
 
@@ -293,7 +310,36 @@ def create_report(given: argparse.Namespace, rank: Rank) -> Report:
         check_folder(page.parent)
     of_page = f"no tool was given: a page has {', '.join(usual)}; -t names others"
     hint = "" if given.tool else of_page if tools else NO_TOOL
-    return Report(tools, folder, rank, sys.stdout, page, op_filter, hint=hint)
+    report = Report(tools, folder, rank, sys.stdout, page, op_filter, hint=hint)
+    _add_tables(report, given)
+    return report
+
+
+def _add_tables(report: Report, given: argparse.Namespace) -> None:
+    """Let results be written as tables, if that is asked for or there are many ranks.
+
+    Raises:
+        UsageError: there is no folder for them.
+        AmandaError: something that they need is not installed.
+    """
+    if given.format == "parquet" and report.folder is None:
+        raise UsageError("--format parquet writes files: give a folder, -o DIR")
+    is_usual = report.folder is not None and (report.rank.count or 0) > _FEW_RANKS
+    if given.format == "json" or not (given.format or is_usual) or report.folder is None:
+        return
+    rank = report.rank
+    tools = {n.name: n.tool for n in report.tools if isinstance(n.tool, ReportingTool)}
+    try:
+        store = plugins.table_store("--format parquet")
+        report.tables = store.record(
+            tools, report.folder, lambda: attrs.asdict(rank.located()), given.flush
+        )
+    except OSError as error:
+        raise UsageError(f"cannot write to the output folder {report.folder}: {error}") from error
+    except AmandaError as error:
+        if given.format:
+            raise
+        report.hint = report.hint or f"warning: the results will be JSON of each rank; {error}"
 
 
 def _check_recordings(folder: Path | None, tools: Iterable[NamedTool]) -> None:
