@@ -337,7 +337,8 @@ class WatchingTool(PrintingTool[OptionsT]):
             # Data may come without the batch axis of their layout.
             axis = last if routine.axis is None else routine.axis - max(0, routine.rank - rank)
             bounds = row_of(routine.op.type).bounds if is_activation else None
-            moments = Moments(bounds, axis if is_activation else None)
+            unit_axis = axis if is_activation else None
+            moments = Moments(bounds, unit_axis, zeros_only=self.zeros_only)
             parameter, _ = routine.parameter(position)
             self.watched[key] = WatchedTensor(
                 *(key, routine.op, routine.kind, name, moments, parameter, routine.is_whole),

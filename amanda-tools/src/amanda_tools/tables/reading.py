@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,14 +19,18 @@ import duckdb
 from amanda.errors import AmandaError, FileError
 from amanda.files import TemporaryFolder, new_beside, parse_json, read_json
 from amanda.results import Table
-from amanda_tools.tables.rows import COLUMNS, copy_to, quoted, rows_of, write_rows
+from amanda_tools.tables.rows import COLUMNS, copy_to, create_table, quoted, rows_of, write_rows
 from amanda_tools.tables.views import VIEWS
 from amanda_tools.tables.writing import PART, SCHEMA
 
 _T = TypeVar("_T")
+_Errors = tuple[type[Exception], ...]
 
 _MEMORY = "400MB"
 """Of DuckDB, which writes what is more to a temporary folder; Python and the code are beside it."""
+
+THREADS = min(4, os.cpu_count() or 1)
+"""Of DuckDB; each of more threads needs a part of the memory."""
 
 _SHOWN = 8
 """Numbers of ranks in a message."""
@@ -38,7 +43,7 @@ _CLOCKS = 1.0
 
 _JSON = re.compile(r"(?P<tool>.+?)(?:-rank(?P<rank>\d{1,9}))?\.json")
 
-_IN_SQL = (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
+_IN_SQL: _Errors = (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
 """Mistakes in a query."""
 
 
@@ -55,7 +60,7 @@ def merge(folder: str) -> tuple[list[str], list[str]]:
     Raises:
         TablesError: there are no parts that can be read, or a file cannot be written.
     """
-    with _opened(folder) as tables:
+    with _opened(folder, merged=False) as tables:
         names = [name for name, files in tables.files.items() if PART.fullmatch(files[0])]
         for name in names:
             tables.try_again(lambda name=name: _write(tables, folder, name))  # type: ignore[misc]
@@ -80,14 +85,14 @@ def query(folder: str, sql: str) -> tuple[Table, list[str]]:
         TablesError: there are no tables, or the query is wrong.
     """
     with _opened(folder) as tables:
-        found = tables.try_again(lambda: _answer(tables, sql))
+        tables.try_again(tables.create_views)
+        found = tables.try_again(lambda: _answer(tables, sql), _IN_SQL)
         return found, tables.problems
 
 
 def _answer(tables: _Tables, sql: str) -> Table:
-    for name in tables.files:
-        view = f'CREATE OR REPLACE VIEW "{name}" AS FROM {tables.source(name)}'
-        tables.connection.execute(view)
+    # Without the files that could not be read.
+    tables.create_views()
     if not sql:
         return _contents(tables)
     cursor = tables.connection.execute(sql)
@@ -132,8 +137,18 @@ class _Tables:
         columns = (f"{column}::{kind} AS {column}" for column, kind in COLUMNS.items())
         return f"(SELECT rank, {', '.join(columns)} FROM read_parquet([{files}], {options}))"
 
-    def try_again(self, act: Callable[[], _T]) -> _T:
-        """Do something with the tables; if a file is damaged, once more without it.
+    def create_views(self) -> None:
+        """Create a view with the name of each table."""
+        for name in self.files:
+            view = f'CREATE OR REPLACE VIEW "{name}" AS FROM {self.source(name)}'
+            self.connection.execute(view)
+
+    def try_again(self, act: Callable[[], _T], mistakes: _Errors = ()) -> _T:
+        """Do something with the tables; if files cannot be read, once more without them.
+
+        Args:
+            act: what to do.
+            mistakes: errors that no file is to blame for.
 
         Raises:
             TablesError: something else is wrong.
@@ -141,31 +156,22 @@ class _Tables:
         try:
             return act()
         except duckdb.Error as error:
-            if isinstance(error, _IN_SQL) or not self._drop(self._is_damaged):
+            # A look at all values takes long.
+            is_mistake = isinstance(error, mistakes)
+            if is_mistake or not (self._drop(self._is_foreign) or self._drop(self._is_damaged)):
                 raise TablesError(_line(error)) from None
+        if not self.files:
+            raise TablesError(f"no table can be read: {'; '.join(self.problems)}")
         try:
             return act()
         except duckdb.Error as error:
             raise TablesError(_line(error)) from None
 
-    def drop_unreadable(self) -> None:
-        """Leave out the files that are no Parquet or have other columns."""
-        every = [file for files in self.files.values() for file in files]
-        try:
-            columns = self._columns(every)
-        except duckdb.Error:
-            self._drop(lambda file: self._explain(file, self._columns([file])[file]))
-        else:
-            self._drop(lambda file: self._explain(file, columns[file]))
-
-    def _columns(self, files: Sequence[str]) -> dict[str, set[str]]:
-        names = "SELECT file_name, list(name) FROM parquet_schema($1) GROUP BY file_name"
-        rows = self.connection.execute(names, [files]).fetchall() if files else ()
-        return {file: {*columns} for file, columns in rows}
-
-    def _explain(self, file: str, columns: set[str]) -> str:
-        wanted = {*COLUMNS} - columns | ({"rank"} - columns if not PART.fullmatch(file) else set())
-        return f"it has no column {', '.join(sorted(wanted))}" if wanted else ""
+    def _is_foreign(self, file: str) -> str:
+        names = self.connection.execute("SELECT name FROM parquet_schema($1)", [[file]]).fetchall()
+        wanted = {*COLUMNS} if PART.fullmatch(file) else {*COLUMNS, "rank"}
+        missing = wanted - {name for (name,) in names}
+        return f"it has no column {', '.join(sorted(missing))}" if missing else ""
 
     def _is_damaged(self, file: str) -> str:
         # All values are read; a count or a minimum may come from the statistics of the file.
@@ -198,8 +204,12 @@ def _line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _opened(folder: str) -> Iterator[_Tables]:
+def _opened(folder: str, *, merged: bool = True) -> Iterator[_Tables]:
     """The tables of a folder, or of the URL of one or of a single table.
+
+    Args:
+        folder: the folder.
+        merged: whether a merged table stands for parts that have not changed since.
 
     Raises:
         TablesError: there are none.
@@ -208,14 +218,13 @@ def _opened(folder: str) -> Iterator[_Tables]:
     settings: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": _MEMORY,
         "temp_directory": str(spill.path),
-        "threads": 2,
+        "threads": THREADS,
         "preserve_insertion_order": False,
     }
     try:
         with duckdb.connect(config=settings) as connection:
             tables = _Tables(connection)
-            _find(tables, folder, spill.path)
-            tables.drop_unreadable()
+            _find(tables, folder, spill.path, merged=merged)
             if not tables.files:
                 why = "; ".join(tables.problems) or "no <tool>/rank=<n>, <tool>.parquet or .json"
                 raise TablesError(f"{folder} has no tables of results: {why}")
@@ -228,7 +237,7 @@ def _opened(folder: str) -> Iterator[_Tables]:
         spill.remove()
 
 
-def _find(tables: _Tables, folder: str, spare: Path) -> None:
+def _find(tables: _Tables, folder: str, spare: Path, *, merged: bool) -> None:
     """Find the files of the tables: parts of ranks, else merged tables, else JSON."""
     if folder.endswith(".parquet"):
         tables.files[Path(folder).stem] = [folder]
@@ -252,9 +261,18 @@ def _find(tables: _Tables, folder: str, spare: Path) -> None:
         tables.problems += (f"{name}: {problem}" for problem in _compare(of_ranks))
     _add_ranks(tables, headers)
     for path in _glob(tables, folder, "*.parquet"):
-        tables.files.setdefault(Path(path).stem, [path])
+        name = Path(path).stem
+        if name not in tables.files or (merged and _is_newest(path, tables.files[name])):
+            tables.files[name] = [path]
     if "://" not in folder:
         _read_results(tables, Path(folder), spare)
+
+
+def _is_newest(path: str, others: Iterable[str]) -> bool:
+    """True if a file of this machine was written after others."""
+    if "://" in path:
+        return False
+    return os.stat(path).st_mtime_ns > max(os.stat(other).st_mtime_ns for other in others)
 
 
 def _glob(tables: _Tables, folder: str, pattern: str) -> list[str]:
@@ -313,21 +331,20 @@ def _ranks(numbers: Iterable[int]) -> str:
 
 def _add_ranks(tables: _Tables, headers: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> None:
     """Create the table ``ranks``: what is known of each rank, with its coordinates in meshes."""
-    tables.connection.execute(
-        "CREATE TABLE ranks (tool VARCHAR, rank INTEGER, run VARCHAR, attempt INTEGER, "
-        "host VARCHAR, clock_offset DOUBLE, first_step BIGINT, last_step BIGINT, "
-        "rows_dropped BIGINT, has_ended BOOLEAN, mesh MAP(VARCHAR, INTEGER))"
-    )
-    names = ("run", "attempt", "host", "clock_offset", "first_step", "last_step", "rows_dropped")
+    kinds = {
+        **dict.fromkeys(("tool", "run", "host"), "VARCHAR"),
+        **dict.fromkeys(("rank", "attempt", "first_step", "last_step", "rows_dropped"), "BIGINT"),
+        "clock_offset": "DOUBLE",
+        "has_ended": "VARCHAR",
+        "mesh": "MAP(VARCHAR, BIGINT)",
+    }
     rows = [
-        (tool, rank, *map(header.get, (*names, "has_ended")), header["rank"].get("mesh"))
+        {**header, "tool": tool, "rank": rank, "mesh": header["rank"].get("mesh")}
         for tool, of_ranks in headers.items()
         for rank, header in of_ranks.items()
         if "rank" in header
     ]
-    if rows:
-        places = ", ".join("?" * 11)
-        tables.connection.executemany(f"INSERT INTO ranks VALUES ({places})", rows)
+    create_table(tables.connection, "ranks", kinds, rows)
 
 
 def _read_results(tables: _Tables, folder: Path, spare: Path) -> None:

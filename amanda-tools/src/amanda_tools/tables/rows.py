@@ -104,18 +104,30 @@ def write_rows(path: Path, rows: Sequence[Row], common: Row) -> None:
         OSError: it cannot be written.
         duckdb.Error: the same, or there is no memory for it.
     """
-    columns = {
-        name: _column(kind, [row.get(name) for row in rows])
-        for name, kind in COLUMNS.items()
-        if name not in common
-    }
+    kinds = {name: kind for name, kind in COLUMNS.items() if name not in common}
+    values = [f"{quoted(value)}::{COLUMNS[name]} AS {name}" for name, value in common.items()]
     # Without threads of DuckDB, which a fork would not survive.
     with new_beside(path) as partial, duckdb.connect(config={"threads": 1}) as connection:
-        connection.register("rows", columns)
-        values = {name: f"{name}::{kind} AS {name}" for name, kind in COLUMNS.items()}
-        for name, value in common.items():
-            values[name] = f"{quoted(value)}::{COLUMNS[name]} AS {name}"
-        connection.execute(copy_to(partial, f"SELECT {', '.join(values.values())} FROM rows"))
+        create_table(connection, "part", kinds, rows)
+        connection.execute(copy_to(partial, f"SELECT {', '.join([*values, '*'])} FROM part"))
+
+
+def create_table(
+    connection: duckdb.DuckDBPyConnection, name: str, kinds: Mapping[str, str], rows: Sequence[Row]
+) -> None:
+    """Create a table with the values of rows.
+
+    Args:
+        connection: to DuckDB.
+        name: of the table.
+        kinds: the columns and their types.
+        rows: the rows; what one lacks is null.
+    """
+    columns = {key: _column(kind, [row.get(key) for row in rows]) for key, kind in kinds.items()}
+    connection.register("given", columns)
+    values = ", ".join(f"{key}::{kind} AS {key}" for key, kind in kinds.items())
+    connection.execute(f"CREATE TABLE {name} AS SELECT {values} FROM given")
+    connection.unregister("given")
 
 
 def copy_to(path: Path | str, query: str) -> str:
@@ -141,6 +153,6 @@ def _column(kind: str, values: list[Any]) -> Any:
 
 def _text(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{float(key)}={count}" for key, count in value.items()) + "}"
+        return "{" + ", ".join(f"{key}={count}" for key, count in value.items()) + "}"
     # A lone surrogate stands for an undecodable byte of a name, and is not UTF-8.
     return str(value).encode("utf-8", "backslashreplace").decode()
