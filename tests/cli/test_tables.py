@@ -84,6 +84,27 @@ def test_a_killed_rank_loses_one_flush(amanda: Command, tmp_path: Path, program:
     ]
 
 
+def test_ranks_that_torchrun_restarts_are_merged(
+    python: Command, tmp_path: Path, script: Callable[[str], Path]
+) -> None:
+    """A rank is killed, and all are started again: attempts of one run, of both ranks."""
+    pytest.importorskip("torch")
+    text = PROGRAM.replace("step == killed", "step == killed and os.environ['RANK'] == '1'")
+    killed = "12 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else -1"
+    text = text.replace("steps, killed = map(int, sys.argv[1:])", f"steps, killed = 15, {killed}")
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1")
+    words = ("-m", "amanda", "run", "-t", "count", *TABLES, str(script(text)))
+    run = python(*launcher, *words)
+    assert run.returncode == 0, run.stderr
+    rows = ask(
+        tmp_path / "out",
+        "SELECT rank, attempt, max(step), count(DISTINCT run) FROM count "
+        "WHERE rank = 1 OR attempt = 1 GROUP BY ALL ORDER BY ALL",
+    )
+    assert rows == [(0, 1, 15, 1), (1, 0, 10, 1), (1, 1, 15, 1)]
+    assert merge(str(tmp_path / "out")) == (["count.parquet"], [])
+
+
 def test_a_run_after_one_that_ended_replaces_it(
     amanda: Command, tmp_path: Path, program: str
 ) -> None:

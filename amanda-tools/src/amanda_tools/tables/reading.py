@@ -335,16 +335,23 @@ def _add_ranks(tables: _Tables, headers: Mapping[str, Mapping[int, Mapping[str, 
         **dict.fromkeys(("tool", "run", "host"), "VARCHAR"),
         **dict.fromkeys(("rank", "attempt", "first_step", "last_step", "rows_dropped"), "BIGINT"),
         "clock_offset": "DOUBLE",
-        "has_ended": "VARCHAR",
+        "has_ended": "BOOLEAN",
         "mesh": "MAP(VARCHAR, BIGINT)",
     }
     rows = [
-        {**header, "tool": tool, "rank": rank, "mesh": header["rank"].get("mesh")}
+        {**header, "tool": tool, "rank": rank, "mesh": _mesh(header["rank"])}
         for tool, of_ranks in headers.items()
         for rank, header in of_ranks.items()
         if "rank" in header
     ]
     create_table(tables.connection, "ranks", kinds, rows)
+
+
+def _mesh(place: Mapping[str, Any]) -> Mapping[str, int]:
+    """The coordinates of a rank by axis."""
+    found = place.get("mesh")
+    axes = found.items() if isinstance(found, Mapping) else ()
+    return {name: n for name, n in axes if name.isidentifier() and type(n) is int}
 
 
 def _read_results(tables: _Tables, folder: Path, spare: Path) -> None:

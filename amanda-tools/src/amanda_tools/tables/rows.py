@@ -143,12 +143,17 @@ def quoted(value: Any) -> str:
 def _column(kind: str, values: list[Any]) -> Any:
     if kind in ("BIGINT", "DOUBLE"):
         form = np.int64 if kind == "BIGINT" else np.float64
-        missing = [value is None for value in values]
-        given = [0 if value is None else value for value in values]
+        given = [value if _fits(value, form) else None for value in values]
+        missing = [value is None for value in given]
+        given = [0 if value is None else value for value in given]
         return np.ma.masked_array(np.array(given, dtype=form), missing)
     found = np.empty(len(values), dtype=object)
     found[:] = [value if value is None else _text(value) for value in values]
     return found
+
+
+def _fits(value: Any, form: type) -> bool:
+    return isinstance(value, (int, float)) and (form is np.float64 or abs(value) < 1 << 63)
 
 
 def _text(value: Any) -> str:
