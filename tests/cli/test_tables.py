@@ -84,6 +84,7 @@ def test_a_killed_rank_loses_one_flush(amanda: Command, tmp_path: Path, program:
     ]
 
 
+@pytest.mark.slow
 def test_ranks_that_torchrun_restarts_are_merged(
     python: Command, tmp_path: Path, script: Callable[[str], Path]
 ) -> None:
@@ -152,6 +153,9 @@ def test_views_name_the_worst_rank(tmp_path: Path) -> None:
     assert ask(tmp_path, f"SELECT step, worst_rank, ranks FROM by_step{called}") == [(10, 1, 2)]
     contents = ask(tmp_path, "")
     assert contents[0] == ("count", 2, 2, "executions")
+    assert main(["merge", "--html", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "count, executions: each pipeline stage over its ranks" in page
 
 
 def _truncate(path: Path) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from amanda.cli import pages
 from amanda.cli.messages import CommandParser, complain
 from amanda.errors import AmandaError, FileError
 from amanda.files import read_json, write_json
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         action="store_true",
         help="merge the existing files if others are missing or damaged",
     )
+    parser.add_argument("--html", action="store_true", help="write a page, DIR/report.html")
     given = parser.parse_args(arguments)
     left_out: list[str] = []
     try:
@@ -55,6 +57,12 @@ def main(arguments: Sequence[str]) -> int:
         if not names or any(Path(given.folder).glob("*-rank*.json")):
             written = merge(Path(given.folder), left_out if given.partial else None)
             names += [path.name for path in written]
+        if given.html:
+            page = pages.page_path(Path(given.folder), "")
+            pages.check_page(page)
+            report = plugins.table_store("amanda merge --html").report(given.folder)
+            pages.write_page(page, report)
+            names.append(page.name)
     except (MergeError, AmandaError, OSError) as error:
         complain(f"error: {error}")
         return 2

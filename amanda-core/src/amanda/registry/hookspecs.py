@@ -150,6 +150,9 @@ class TableStore(Protocol):
     def query(self, folder: str, sql: str) -> tuple[Table, Sequence[str]]:
         """Answer a query of SQL, "" for what can be asked; and a line for what is left out."""
 
+    def report(self, folder: str) -> RunReport:
+        """The contents of a page about the ranks."""
+
 
 @hookspec(firstresult=True)
 def amanda_open_tables() -> TableStore | None:

@@ -7,7 +7,7 @@ Each tool is a table, ``DIR/<tool>/rank=<R>/part-<N>.parquet``; the columns are 
 
 from __future__ import annotations
 
-from amanda_tools.tables.reading import merge, query
+from amanda_tools.tables.reading import merge, query, report
 from amanda_tools.tables.writing import TableRecorder as record  # noqa: N813 - it makes one
 
-__all__ = ["merge", "query", "record"]
+__all__ = ["merge", "query", "record", "report"]

@@ -18,7 +18,7 @@ import duckdb
 
 from amanda.errors import AmandaError, FileError
 from amanda.files import TemporaryFolder, new_beside, parse_json, read_json
-from amanda.results import Table
+from amanda.results import RunReport, Table, ToolReport
 from amanda_tools.tables.rows import COLUMNS, copy_to, create_table, quoted, rows_of, write_rows
 from amanda_tools.tables.views import VIEWS
 from amanda_tools.tables.writing import PART, SCHEMA
@@ -37,6 +37,9 @@ _SHOWN = 8
 
 _MOST_ROWS = 10_000
 """Rows of an answer that are printed."""
+
+_MOST_SHOWN = 1000
+"""Rows of a view on a page."""
 
 _CLOCKS = 1.0
 """Seconds by which clocks may differ."""
@@ -93,8 +96,10 @@ def query(folder: str, sql: str) -> tuple[Table, list[str]]:
 def _answer(tables: _Tables, sql: str) -> Table:
     # Without the files that could not be read.
     tables.create_views()
-    if not sql:
-        return _contents(tables)
+    return _select(tables, sql) if sql else _contents(tables)
+
+
+def _select(tables: _Tables, sql: str) -> Table:
     cursor = tables.connection.execute(sql)
     columns = [column[0] for column in cursor.description or ()]
     rows = cursor.fetchmany(_MOST_ROWS)
@@ -103,12 +108,38 @@ def _answer(tables: _Tables, sql: str) -> Table:
     return Table(title or f"{len(rows)} rows", columns, rows)
 
 
+def report(folder: str) -> RunReport:
+    """The contents of a page: a section "ranks" with the views of each table and figure.
+
+    Raises:
+        TablesError: there are no tables.
+    """
+    with _opened(folder) as tables:
+        shown = tables.try_again(lambda: _shown(tables))
+        about = "The ranks of a run side by side, in a step or of the mean of samples."
+        ranks = ToolReport(name="ranks", about=about, tables=shown, lost=tables.problems)
+        return RunReport(title=f"amanda merge {folder}", facts={"folder": folder}, tools=[ranks])
+
+
+def _shown(tables: _Tables) -> list[Table]:
+    """The answers of the views for each table and figure, with their first rows."""
+    tables.create_views()
+    found = []
+    for name in tables.files:
+        for (figure,) in tables.rows(f'SELECT DISTINCT figure FROM "{name}" ORDER BY figure'):
+            for view, (about, _) in VIEWS.items():
+                call = f"FROM {view}({quoted(name)}, {quoted(figure)}) LIMIT {_MOST_SHOWN}"
+                table = _select(tables, call)
+                found.append(attrs.evolve(table, title=f"{name}, {figure}: {about}"))
+    return found
+
+
 def _contents(tables: _Tables) -> Table:
     """What can be asked: the tables with their figures, and the views."""
     rows = []
     for name in tables.files:
         about = f'SELECT count(*), count(DISTINCT rank), list(DISTINCT figure) FROM "{name}"'
-        count, ranks, figures = tables.connection.execute(about).fetchall()[0]
+        count, ranks, figures = tables.rows(about)[0]
         rows.append((name, count, ranks, " ".join(sorted(figures))))
     views = [(f"{name}('table', 'figure')", "", "", about) for name, (about, _) in VIEWS.items()]
     return Table("tables of results", ("table", "rows", "ranks", "figures"), [*rows, *views])
@@ -136,6 +167,10 @@ class _Tables:
             options = "hive_partitioning = false"
         columns = (f"{column}::{kind} AS {column}" for column, kind in COLUMNS.items())
         return f"(SELECT rank, {', '.join(columns)} FROM read_parquet([{files}], {options}))"
+
+    def rows(self, query: str) -> list[Any]:
+        """The rows of the answer to a query."""
+        return self.connection.execute(query).fetchall()
 
     def create_views(self) -> None:
         """Create a view with the name of each table."""
