@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from amanda.cli import main
+from amanda.cli.run import create_parser
 from amanda.files import read_json
 from amanda_tools.tables import merge, query
 from amanda_tools.tables.rows import COLUMNS, copy_to, write_rows
@@ -238,6 +239,7 @@ def test_mistakes_are_one_line(
         ((".", "SELEC 1"), 'Parser Error: syntax error at or near "SELEC"'),
         ((".", "SELECT foo FROM count"), 'Referenced column "foo" not found in FROM clause!'),
         ((".", "FROM flops"), "Table with name flops does not exist!"),
+        ((".", "FROM cursor"), "Table with name cursor does not exist!"),
         (("empty", "FROM count"), "empty has no tables of results"),
         (("nowhere",), "nowhere has no tables of results"),
     ]:
@@ -289,3 +291,24 @@ def test_a_lost_folder_ends_no_program(
     table, left_out = query(str(tmp_path / "out"), "SELECT DISTINCT step FROM count ORDER BY step")
     assert table.rows == [(10,), (30,), (40,)]
     assert left_out == ["count: rows were not written on rank 0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [("0,8-10", [0, 8, 9, 10]), ("5%", [0, 20]), ("7", [7]), ("100%", range(25))],
+)
+def test_some_ranks_run_under_tools(text: str, chosen: Sequence[int]) -> None:
+    """Those that are named, or a share; the others run without."""
+    given = create_parser().parse_args(["--ranks", text, "-t", "count"])
+    assert [rank for rank in range(25) if given.ranks(rank)] == [*chosen]
+
+
+def test_a_rank_that_is_not_chosen_writes_nothing(
+    amanda: Command, tmp_path: Path, program: str
+) -> None:
+    """It runs the program without the tools."""
+    for rank in "01":
+        words = ("-t", "count", "-o", "out", "--ranks", "1", program, "2", "-1")
+        assert amanda("run", *words, RANK=rank, WORLD_SIZE="2").returncode == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["count-rank1.json"]
+    assert "needs ranks such as 0,8-15" in amanda("run", "--ranks", "3-1", program).stderr

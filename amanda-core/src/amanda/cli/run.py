@@ -98,6 +98,22 @@ def _number_from(least: int) -> Callable[[str], int]:
     return convert
 
 
+def _ranks(text: str) -> Callable[[int], bool]:
+    """Whether a rank is one of ``0,8-15``, or of a share of all, ``1%``.
+
+    Raises:
+        ArgumentTypeError: the text has another form.
+    """
+    if (share := re.fullmatch(r"(\d{1,3})%", text)) and 0 < int(share[1]) <= 100:
+        every = round(100 / int(share[1]))
+        return lambda number: number % every == 0
+    found = [re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part) for part in text.split(",")]
+    ranges = [range(int(m[1]), int(m[2] or m[1]) + 1) for m in found if m]
+    if len(ranges) < len(found) or not all(ranges):
+        raise argparse.ArgumentTypeError(f"needs ranks such as 0,8-15, or 1%, got {text!r}")
+    return lambda number: any(number in each for each in ranges)
+
+
 _FEW_RANKS = 8
 """Processes whose results are JSON unless asked otherwise."""
 
@@ -121,6 +137,11 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
         "--flush",
         {"metavar": "N", "type": _number_from(1), "default": 100},
         "tables grow every N steps (default: 100)",
+    ),
+    (
+        "--ranks",
+        {"metavar": "LIST", "type": _ranks, "default": lambda number: True},
+        "only these of several processes run under the tools: 0,8-15, or 1%% (default: all)",
     ),
     (
         "--html",
@@ -261,7 +282,12 @@ def _prepare(given: argparse.Namespace, ours: Sequence[str], words: Sequence[str
             raise
         raise UsageError(f"{error}; {hint}") from None
     check_settings()
-    report = create_report(given, Rank.of_environment())
+    rank = Rank.of_environment()
+    report = (
+        create_report(given, rank)
+        if given.ranks(rank.number)
+        else Report([], None, rank, sys.stdout)
+    )
     report.hint = (not given.tool and mistakes.explain_no_tool(target)) or report.hint
     run = Run(target, report)
     run.begin(given.driver)

@@ -255,6 +255,8 @@ def _opened(folder: str, *, merged: bool = True) -> Iterator[_Tables]:
         "temp_directory": str(spill.path),
         "threads": THREADS,
         "preserve_insertion_order": False,
+        # A name in a query is a table, and no variable here.
+        "python_enable_replacements": False,
     }
     try:
         with duckdb.connect(config=settings) as connection:
