@@ -152,8 +152,15 @@ def test_views_name_the_worst_rank(tmp_path: Path) -> None:
     ]
     assert ask(tmp_path, f"SELECT stage, worst_rank FROM by_stage{called}") == [(0, 0), (1, 1)]
     assert ask(tmp_path, f"SELECT step, worst_rank, ranks FROM by_step{called}") == [(10, 1, 2)]
+    late = [
+        {"op_id": op, "figure": "seconds", "count": steps, "sum": 8.0}
+        for op, steps in (("/mm:0", 2), ("/add:0", 4))
+    ]
+    write_rows(tmp_path / "count/rank=0/part-1.parquet", late, {"attempt": 0, "step": 4})
+    # One operator is first known in the window: its amount is of all four steps.
+    assert ask(tmp_path, "SELECT p50 FROM by_step('count', 'seconds')") == [(6.0,)]
     contents = ask(tmp_path, "")
-    assert contents[0] == ("count", 2, 2, "executions")
+    assert contents[0] == ("count", 4, 2, "executions seconds")
     assert main(["merge", "--html", str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text()
     assert "count, executions: each pipeline stage over its ranks" in page

@@ -151,6 +151,7 @@ class Report:
             for named in self.tools:
                 self._write(named)
             if self.tables is not None:
+                self.tables.has_ended = not self.has_failed
                 with self._noted("a part of the tables"):
                     self.written += _paths(self.tables.write_files(self.folder, ""))
             if self.page is not None:

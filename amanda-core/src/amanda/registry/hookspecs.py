@@ -136,7 +136,8 @@ class TableStore(Protocol):
     ) -> Tool:
         """Create the tool that writes rows at the end of each `every` steps.
 
-        Its ``write_files(folder, stem)`` is called when the run has ended.
+        Its ``write_files(folder, stem)`` is called when the run has ended; before, ``has_ended`` is
+        set, to False where the program has failed or was stopped by a signal.
 
         Args:
             tools: the ``ReportingTool`` of the run by their names there.

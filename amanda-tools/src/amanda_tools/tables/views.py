@@ -8,10 +8,12 @@ _SPREAD = """quantile_cont(value, 0.5) AS p50, quantile_cont(value, 0.99) AS p99
 _FROM = "FROM query_table(of_table) WHERE figure = of_figure"
 
 # Of samples, which have a minimum, the count is theirs. Of an amount it is that of the steps, which
-# all operators of a window share, but those that are first known in it. Without steps: null.
+# all operators of a window share, but those that are first known in it, as the times of a graph are
+# at its end: theirs are of all steps so far. Without steps: null.
 _WINDOWS = f"""
     SELECT rank, attempt, step, sum("sum") AS whole, sum("sum") FILTER ("count" > 0) AS amount,
-        CASE WHEN count("min") > 0 THEN sum("count") ELSE min("count") END AS number
+        CASE WHEN count("min") > 0 THEN sum("count") ELSE min("count") END AS number,
+        CASE WHEN count("min") > 0 THEN amount / number ELSE sum("sum" / "count") END AS mean
     {_FROM} GROUP BY rank, attempt, step"""
 
 _OF_RANK = f"""
@@ -44,7 +46,7 @@ FROM (
         "each window of steps over the ranks: median, p99, MAD, the worst rank",
         f"""
 SELECT attempt, step, {_SPREAD}
-FROM (SELECT *, coalesce(amount / number, whole) AS value FROM ({_WINDOWS}))
+FROM (SELECT *, coalesce(mean, whole) AS value FROM ({_WINDOWS}))
 GROUP BY attempt, step ORDER BY attempt, step""",
     ),
 }

@@ -44,6 +44,9 @@ class TableRecorder(Tool):
         folder: of the results.
         place: gives what is known of the rank.
         every: steps between two parts.
+
+    Attributes:
+        has_ended: whether the program has come to its end, once it has ended.
     """
 
     only_watches = True
@@ -57,6 +60,7 @@ class TableRecorder(Tool):
     ) -> None:
         super().__init__()
         self._every = every
+        self.has_ended = True
         self._written = 0
         self._ended = 0
         self._tables = [
@@ -82,7 +86,7 @@ class TableRecorder(Tool):
         Raises:
             TablesLostError: rows of this window or an earlier one are lost.
         """
-        self._write(is_last=True)
+        self._write(is_last=self.has_ended)
         if lost := [table.lost for table in self._tables if table.lost]:
             raise TablesLostError("; ".join(lost))
         return [table.folder.parent for table in self._tables]
@@ -145,19 +149,19 @@ class RankTable:
         """The run, the attempt and the first part of the run.
 
         A run has the name of the launcher's job, if it gives one. A process is a further attempt of
-        an earlier one in the folder that has the same job, or was killed.
+        an earlier one in the folder that has the same job, or has failed.
         """
         try:
             earlier = read_json(self._header)
             run, attempt, first = earlier["run"], int(earlier["attempt"]), earlier["first_part"]
-            was_killed = not earlier["has_ended"]
+            has_failed = not earlier["has_ended"]
         except (AmandaError, KeyError, TypeError, ValueError):
-            run, attempt, first, was_killed = "", 0 if self._next else -1, 0, bool(self._next)
+            run, attempt, first, has_failed = "", 0 if self._next else -1, 0, bool(self._next)
         told = [os.environ.get(name, "") for name in _RESTARTS]
         restarts = max(int(number) if number.isdecimal() else 0 for number in told)
         # "none" is torchrun's default.
         jobs = {os.environ.get(name, "") for name in _JOBS} - {"", "none"}
-        goes_on = was_killed or restarts > 0
+        goes_on = has_failed or restarts > 0
         job = min(jobs, default="") or (goes_on and run) or secrets.token_hex(4)
         is_first = not (goes_on or job == run)
         return {
