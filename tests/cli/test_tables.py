@@ -26,7 +26,7 @@ steps, killed = map(int, sys.argv[1:])
 for step in range(steps):
     mg.backward(mg.add(mg.mul(weight, weight), weight))
     if step == killed:
-        os.kill(os.getpid(), 9)
+        os.kill(os.getpid(), int(os.environ.get("SIGNAL", "9")))
 """
 
 TABLES = ("--format", "parquet", "--flush", "10", "-o", "out")
@@ -68,7 +68,8 @@ def test_a_killed_rank_loses_one_flush(amanda: Command, tmp_path: Path, program:
     # Two operators, and `total`, which adds gradients: 20 steps of 26 are there.
     killed = ask(tmp_path / "out", query_parts)
     assert [row[:2] for row in killed] == [(0, 10), (0, 20)]
-    (tmp_path / "out" / "count" / "rank=0" / ".amanda-0.partial").write_bytes(b"PAR1")
+    folder = tmp_path / "out" / "count" / "rank=0"
+    (folder / ".amanda-0.partial").write_bytes(b"PAR1")
     again = amanda("run", "-t", "count", *TABLES, program, "12", "-1")
     assert again.returncode == 0, again.stderr
     assert "amanda: wrote count in " in again.stdout
@@ -83,6 +84,11 @@ def test_a_killed_rank_loses_one_flush(amanda: Command, tmp_path: Path, program:
     assert ask(tmp_path / "out", "SELECT run != '', attempt, has_ended FROM ranks") == [
         (True, 1, True)
     ]
+    assert not list(folder.glob(".amanda-*"))
+    run = amanda("run", "-t", "count", *TABLES, program, "40", "3", SIGNAL="15", SLURM_JOB_ID="7")
+    assert run.returncode == -15
+    header = read_json(folder / "header.json")
+    assert [header[key] for key in ("run", "attempt", "has_ended")] == ["7", 2, False]
 
 
 @pytest.mark.slow
