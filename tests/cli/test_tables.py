@@ -237,8 +237,12 @@ def test_what_is_readable_is_used(tmp_path: Path, damage: Callable[[Path], str])
     names, merge_lines = merge(str(tmp_path))
     assert names == ["count.parquet"]
     assert any(about in line for line in merge_lines)
-    rows = ask(tmp_path / "count.parquet", "SELECT DISTINCT rank FROM count ORDER BY rank")
-    assert rows == [(0,), (1,)]
+    rows = ask(tmp_path / "count.parquet", "SELECT rank FROM by_rank('count', 'executions')")
+    assert sorted(rows) == [(0,), (1,)]
+    broken = tmp_path / "flops" / "rank=0" / "part-0.parquet"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"")
+    assert merge(str(tmp_path))[0] == ["count.parquet"]
 
 
 def test_mistakes_are_one_line(

@@ -67,12 +67,16 @@ def merge(folder: str) -> tuple[list[str], list[str]]:
         names = [name for name, files in tables.files.items() if PART.fullmatch(files[0])]
         for name in names:
             tables.try_again(lambda name=name: _write(tables, folder, name))  # type: ignore[misc]
+        # Of some tables all files may be damaged.
+        names = [name for name in names if name in tables.files]
         if not names:
             raise TablesError(f"{folder} has no parts of ranks; {'; '.join(tables.problems)}")
         return [f"{name}.parquet" for name in names], tables.problems
 
 
 def _write(tables: _Tables, folder: str, name: str) -> None:
+    if name not in tables.files:
+        return
     rows = f"FROM {tables.source(name)}"
     if "://" in folder:
         tables.connection.execute(copy_to(f"{folder}/{name}.parquet", rows))
@@ -188,19 +192,17 @@ class _Tables:
         Raises:
             TablesError: something else is wrong.
         """
-        try:
-            return act()
-        except duckdb.Error as error:
-            # A look at all values takes long.
-            is_mistake = isinstance(error, mistakes)
-            if is_mistake or not (self._drop(self._is_foreign) or self._drop(self._is_damaged)):
-                raise TablesError(_line(error)) from None
-        if not self.files:
-            raise TablesError(f"no table can be read: {'; '.join(self.problems)}")
-        try:
-            return act()
-        except duckdb.Error as error:
-            raise TablesError(_line(error)) from None
+        # A look at all values takes long.
+        for explain in (self._is_foreign, self._is_damaged, None):
+            try:
+                return act()
+            except duckdb.Error as error:
+                if explain is None or isinstance(error, mistakes):
+                    raise TablesError(_line(error)) from None
+                self._drop(explain)
+            if not self.files:
+                break
+        raise TablesError(f"no table can be read: {'; '.join(self.problems)}")
 
     def _is_foreign(self, file: str) -> str:
         names = self.connection.execute("SELECT name FROM parquet_schema($1)", [[file]]).fetchall()
@@ -215,9 +217,8 @@ class _Tables:
         self.connection.execute(every, [[file]]).fetchall()
         return ""
 
-    def _drop(self, explain: Callable[[str], str]) -> int:
-        """Leave out the files for which there is a reason or an error; returns how many."""
-        dropped = 0
+    def _drop(self, explain: Callable[[str], str]) -> None:
+        """Leave out the files for which there is a reason or an error."""
         for name, files in list(self.files.items()):
             for file in files[:]:
                 try:
@@ -226,11 +227,9 @@ class _Tables:
                     reason = _line(error)
                 if reason:
                     files.remove(file)
-                    dropped += 1
                     self.problems.append(f"{file} is left out: {reason}")
             if not files:
                 del self.files[name]
-        return dropped
 
 
 def _line(error: BaseException) -> str:
@@ -278,6 +277,7 @@ def _find(tables: _Tables, folder: str, spare: Path, *, merged: bool) -> None:
     """Find the files of the tables: parts of ranks, else merged tables, else JSON."""
     if folder.endswith(".parquet"):
         tables.files[Path(folder).stem] = [folder]
+        _add_ranks(tables, {})
         return
     headers: dict[str, dict[int, Any]] = collections.defaultdict(dict)
     for path in _glob(tables, folder, "*/rank=*/header.json"):
