@@ -165,6 +165,7 @@ def test_views_name_the_worst_rank(tmp_path: Path) -> None:
     write_rows(tmp_path / "count/rank=0/part-1.parquet", late, {"attempt": 0, "step": 4})
     # One operator is first known in the window: its amount is of all four steps.
     assert ask(tmp_path, "SELECT p50 FROM by_step('count', 'seconds')") == [(6.0,)]
+    assert ask(tmp_path.as_uri(), "SELECT count(*), count(DISTINCT rank) FROM count") == [(4, 2)]
     contents = ask(tmp_path, "")
     assert contents[0] == ("count", 4, 2, "executions seconds")
     assert main(["merge", "--html", str(tmp_path)]) == 0
