@@ -12,11 +12,12 @@ import pytest
 from amanda.cli import main
 from amanda.cli.run import create_parser
 from amanda.files import read_json
-from amanda_tools.tables import merge, query
-from amanda_tools.tables.rows import COLUMNS, copy_to, write_rows
 from tests.cli.conftest import Command
 
 duckdb = pytest.importorskip("duckdb")
+
+from amanda_tools.tables import merge, query
+from amanda_tools.tables.rows import COLUMNS, copy_to, write_rows
 
 PROGRAM = """
 import os, sys
