@@ -14,7 +14,9 @@ from amanda.cli.run import create_parser
 from amanda.files import read_json
 from tests.cli.conftest import Command
 
-duckdb = pytest.importorskip("duckdb")
+pytest.importorskip("duckdb")
+
+import duckdb
 
 from amanda_tools.tables import merge, query
 from amanda_tools.tables.rows import COLUMNS, copy_to, write_rows
