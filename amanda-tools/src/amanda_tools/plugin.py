@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from amanda import hookimpl
+from amanda.errors import AmandaError
 from amanda_tools import _frameworks
 
 if TYPE_CHECKING:
     from amanda import Tool
+    from amanda.registry.hookspecs import TableStore
     from amanda.results import RunReport
 
 
@@ -81,3 +83,19 @@ def amanda_render_report(report: RunReport) -> str:
     from amanda_tools._output.report.run import document_of
 
     return render(document_of(report))
+
+
+@hookimpl(trylast=True)
+def amanda_open_tables() -> TableStore:
+    """Give the functions of ``amanda_tools.tables``.
+
+    Raises:
+        AmandaError: DuckDB is not installed.
+    """
+    try:
+        from amanda_tools import tables
+    except ImportError as error:
+        raise AmandaError(
+            f"tables of results need DuckDB ({error}): pip install 'amanda-tools[scale]'"
+        ) from None
+    return tables

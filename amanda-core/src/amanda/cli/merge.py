@@ -14,10 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from amanda.cli import pages
 from amanda.cli.messages import CommandParser, complain
-from amanda.errors import FileError
+from amanda.errors import AmandaError, FileError
 from amanda.files import read_json, write_json
 from amanda.python.text import printable
+from amanda.registry import plugins
 
 _RANKED = re.compile(r"(?P<stem>.+)-rank(?P<rank>[0-9]{1,9})(?P<rest>(?:\.timeline)?\.json)")
 """The name of a rank's file."""
@@ -41,24 +43,46 @@ def main(arguments: Sequence[str]) -> int:
         prog="amanda merge",
         description="Merge the files that the ranks of a distributed run have written into DIR.",
     )
-    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("folder", metavar="DIR")
     parser.add_argument(
         "--partial",
         action="store_true",
         help="merge the existing files if others are missing or damaged",
     )
+    parser.add_argument("--html", action="store_true", help="write a page, DIR/report.html")
     given = parser.parse_args(arguments)
     left_out: list[str] = []
     try:
-        written = merge(given.folder, left_out if given.partial else None)
-    except (MergeError, OSError) as error:
+        names = _merge_tables(given.folder, left_out)
+        if not names or any(Path(given.folder).glob("*-rank*.json")):
+            written = merge(Path(given.folder), left_out if given.partial else None)
+            names += [path.name for path in written]
+        if given.html:
+            page = pages.page_path(Path(given.folder), "")
+            pages.check_page(page)
+            report = plugins.table_store("amanda merge --html").report(given.folder)
+            pages.write_page(page, report)
+            names.append(page.name)
+    except (MergeError, AmandaError, OSError) as error:
         complain(f"error: {error}")
         return 2
     for problem in left_out:
         complain(f"warning: {problem}")
-    names = ", ".join(path.name for path in written)
-    print(printable(f"amanda: wrote {names} in {given.folder}"))
+    print(printable(f"amanda: wrote {', '.join(names)} in {given.folder}"))
     return 0
+
+
+def _merge_tables(folder: str, left_out: list[str]) -> list[str]:
+    """Merge the tables of the ranks, if there are any; the names of the files written.
+
+    Raises:
+        AmandaError: they cannot be read or written.
+    """
+    if "://" not in folder and not any(Path(folder).glob("*/rank=*")):
+        return []
+    names, problems = plugins.table_store("amanda merge").merge(folder)
+    left_out += problems
+    return [*names]
 
 
 def merge(folder: Path, left_out: list[str] | None = None) -> list[Path]:

@@ -28,7 +28,7 @@ from amanda.results import RunReport, Table
 from amanda.scope.apply import apply
 from amanda.scope.scope import Statistics
 from amanda.tools.op_filter import OpFilter
-from amanda.tools.reporting import plain_text
+from amanda.tools.reporting import ReportingTool, plain_text
 
 _RECURSION_LIMIT = 1000
 """Python's default; results are written with at least this limit."""
@@ -67,6 +67,7 @@ class Report:
         written: the files that have been written.
         modules: notes the tensors of modules, for the page.
         graph: records the graph for the page, if no tool of the run does.
+        tables: writes the rows of the tools as tables, in place of their JSON; None for JSON.
     """
 
     tools: Sequence[NamedTool]
@@ -86,6 +87,7 @@ class Report:
     written: list[Path] = attrs.field(factory=list)
     modules: pages.ModuleTensors = attrs.field(factory=pages.ModuleTensors)
     graph: Any = None
+    tables: Any = None
     _collected: list[pages.Collector] = attrs.field(factory=list)
     _lost: list[str] = attrs.field(factory=list)
 
@@ -102,6 +104,7 @@ class Report:
         if self._has_page:
             self.graph = _graph_tool(tools)
             tools += [self.modules, *([self.graph] if self.graph is not None else ())]
+        tools += [self.tables] if self.tables is not None else []
         return apply(*tools, drivers=drivers, op_filter=self.op_filter or None)
 
     def note_end(self, how: str | BaseException) -> None:
@@ -154,6 +157,10 @@ class Report:
             self._make_folders()
             for named in self.tools:
                 self._write(named)
+            if self.tables is not None:
+                self.tables.has_ended = not self.has_failed
+                with self._noted("a part of the tables"):
+                    self.written += _paths(self.tables.write_files(self.folder, ""))
             if self.page is not None:
                 with self._noted("the page"):
                     report = self._run_report(statistics, seconds, self.page.parent)
@@ -184,7 +191,8 @@ class Report:
             if result := pages.method_of(named.tool, "result"):
                 # Kept before it is written: a page shows a result that the disk has no space for.
                 collected.result = result()
-                if self.folder is not None:
+                in_tables = self.tables is not None and isinstance(named.tool, ReportingTool)
+                if self.folder is not None and not in_tables:
                     path = self.folder / f"{stem}.json"
                     write_json(path, self._with_rank(collected.result))
                     self._note_files(collected, path)

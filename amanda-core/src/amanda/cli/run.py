@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import attrs
+
 from amanda.cli import endings, grammar, mistakes, pages, program, tool_options, tracebacks
 from amanda.cli.last_line import describe_missing_driver
 from amanda.cli.messages import (
@@ -96,6 +98,25 @@ def _number_from(least: int) -> Callable[[str], int]:
     return convert
 
 
+def _ranks(text: str) -> Callable[[int], bool]:
+    """Whether a rank is one of ``0,8-15``, or of a share of all, ``1%``.
+
+    Raises:
+        ArgumentTypeError: the text has another form.
+    """
+    if (share := re.fullmatch(r"(\d{1,3})%", text)) and 0 < int(share[1]) <= 100:
+        every = round(100 / int(share[1]))
+        return lambda number: number % every == 0
+    found = [re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part) for part in text.split(",")]
+    ranges = [range(int(m[1]), int(m[2] or m[1]) + 1) for m in found if m]
+    if len(ranges) < len(found) or not all(ranges):
+        raise argparse.ArgumentTypeError(f"needs ranks such as 0,8-15, or 1%, got {text!r}")
+    return lambda number: any(number in each for each in ranges)
+
+
+_FEW_RANKS = 8
+"""Processes whose results are JSON unless asked otherwise."""
+
 _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
     (
         "-t --tool --tools",
@@ -106,6 +127,21 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
         "-o --output",
         {"metavar": "DIR", "action": "append", "default": [], "type": _folder},
         "write the results as files into DIR (default: print summaries only)",
+    ),
+    (
+        "--format",
+        {"choices": ("json", "parquet")},
+        f"of results (default: json with up to {_FEW_RANKS} processes); parquet survives a kill",
+    ),
+    (
+        "--flush",
+        {"metavar": "N", "type": _number_from(1), "default": 100},
+        "tables grow every N steps (default: 100)",
+    ),
+    (
+        "--ranks",
+        {"metavar": "LIST", "type": _ranks, "default": lambda number: True},
+        "only these of several processes run under the tools: 0,8-15, or 1%% (default: all)",
     ),
     (
         "--html",
@@ -145,7 +181,9 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
 )
 """The options that come before the program: the names, the arguments for argparse, the help."""
 
-WITH_VALUE = tuple(n for names, kind, _ in _OPTIONS if "metavar" in kind for n in names.split())
+WITH_VALUE = tuple(
+    n for names, kind, _ in _OPTIONS if kind.keys() & {"metavar", "choices"} for n in names.split()
+)
 _WITHOUT_VALUE = ("--html", "--full", "--help")
 
 
@@ -244,7 +282,12 @@ def _prepare(given: argparse.Namespace, ours: Sequence[str], words: Sequence[str
             raise
         raise UsageError(f"{error}; {hint}") from None
     check_settings()
-    report = create_report(given, Rank.of_environment())
+    rank = Rank.of_environment()
+    report = (
+        create_report(given, rank)
+        if given.ranks(rank.number)
+        else Report([], None, rank, sys.stdout)
+    )
     report.hint = (not given.tool and mistakes.explain_no_tool(target)) or report.hint
     run = Run(target, report)
     run.begin(given.driver)
@@ -293,7 +336,36 @@ def create_report(given: argparse.Namespace, rank: Rank) -> Report:
         check_folder(page.parent)
     of_page = f"no tool was given: a page has {', '.join(usual)}; -t names others"
     hint = "" if given.tool else of_page if tools else NO_TOOL
-    return Report(tools, folder, rank, sys.stdout, page, op_filter, hint=hint)
+    report = Report(tools, folder, rank, sys.stdout, page, op_filter, hint=hint)
+    _add_tables(report, given)
+    return report
+
+
+def _add_tables(report: Report, given: argparse.Namespace) -> None:
+    """Let results be written as tables, if that is asked for or there are many ranks.
+
+    Raises:
+        UsageError: there is no folder for them.
+        AmandaError: something that they need is not installed.
+    """
+    if given.format == "parquet" and report.folder is None:
+        raise UsageError("--format parquet writes files: give a folder, -o DIR")
+    is_usual = report.folder is not None and (report.rank.count or 0) > _FEW_RANKS
+    if given.format == "json" or not (given.format or is_usual) or report.folder is None:
+        return
+    rank = report.rank
+    tools = {n.name: n.tool for n in report.tools if isinstance(n.tool, ReportingTool)}
+    try:
+        store = plugins.table_store("--format parquet")
+        report.tables = store.record(
+            tools, report.folder, lambda: attrs.asdict(rank.located()), given.flush
+        )
+    except OSError as error:
+        raise UsageError(f"cannot write to the output folder {report.folder}: {error}") from error
+    except AmandaError as error:
+        if given.format:
+            raise
+        report.hint = report.hint or f"warning: the results will be JSON of each rank; {error}"
 
 
 def _check_recordings(folder: Path | None, tools: Iterable[NamedTool]) -> None:

@@ -15,14 +15,15 @@ at an operator. A plugin module must not import a framework.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
 if TYPE_CHECKING:
     from amanda.interface.driver import Driver
     from amanda.interface.tool import Tool
-    from amanda.results import RunReport
+    from amanda.results import RunReport, Table
 
 PROJECT = "amanda"
 """pluggy's project name and the entry-point group."""
@@ -117,4 +118,47 @@ def amanda_render_report(report: RunReport) -> str | None:
 
     Args:
         report: the contents of the page.
+    """
+
+
+class TableStore(Protocol):
+    """Writes the rows of tools as tables while a program runs, and reads the tables of all ranks.
+
+    Its functions raise an ``AmandaError`` whose message is for the user.
+    """
+
+    def record(
+        self,
+        tools: Mapping[str, Tool],
+        folder: Path,
+        place: Callable[[], Mapping[str, Any]],
+        every: int,
+    ) -> Tool:
+        """Create the tool that writes rows at the end of each `every` steps.
+
+        Its ``write_files(folder, stem)`` is called when the run has ended; before, ``has_ended`` is
+        set, to False where the program has failed or was stopped by a signal.
+
+        Args:
+            tools: the ``ReportingTool`` of the run by their names there.
+            folder: of the results, which exists.
+            place: gives what is known of the rank, with its ``number`` and ``count``.
+        """
+
+    def merge(self, folder: str) -> tuple[Sequence[str], Sequence[str]]:
+        """Write one table per tool; the names of the files, and a line for what is left out."""
+
+    def query(self, folder: str, sql: str) -> tuple[Table, Sequence[str]]:
+        """Answer a query of SQL, "" for what can be asked; and a line for what is left out."""
+
+    def report(self, folder: str) -> RunReport:
+        """The contents of a page about the ranks."""
+
+
+@hookspec(firstresult=True)
+def amanda_open_tables() -> TableStore | None:
+    """Give the functions behind ``amanda run --format parquet`` and ``amanda query``.
+
+    The first plugin that does not return None gives them; amanda-tools is asked last. A module with
+    these functions will do. Raise an ``AmandaError`` where something is not installed.
     """

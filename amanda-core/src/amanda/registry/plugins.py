@@ -392,6 +392,21 @@ def report_renderer() -> Callable[..., str | None] | None:
     return hook if hook.get_hookimpls() else None
 
 
+def table_store(what: str) -> hookspecs.TableStore:
+    """The functions that write and read tables.
+
+    Args:
+        what: what needs them, for the message.
+
+    Raises:
+        AmandaError: no plugin has them, or something is not installed.
+    """
+    store: hookspecs.TableStore | None = registry().manager.hook.amanda_open_tables()
+    if store is None:
+        raise PluginError(f"{what}: no plugin has tables of results; {advise('amanda-tools')}")
+    return store
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str) -> UnknownNameError:
     """The error for a tool or driver that no plugin registers, with the close matches."""
     left_out = [

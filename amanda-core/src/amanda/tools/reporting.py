@@ -82,7 +82,9 @@ def applies_if(what: str, holds: Callable[[Any], bool]) -> dict[str, Any]:
 
 def _read_alone(cls: type[_T]) -> type[_T]:
     """Let methods that read what routines write, in any thread, run while none of them does."""
-    for name in "result op_rows summary tables charts print_summary write_files".split():
+    for (
+        name
+    ) in "result op_rows window_rows summary tables charts print_summary write_files".split():
         if inspect.isfunction(method := vars(cls).get(name)):
             setattr(cls, name, _alone(method))
     return cls
@@ -328,6 +330,16 @@ class ReportingTool(Tool, Generic[OptionsT]):
         the same figures for the last step that has ended.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement op_rows()")
+
+    def window_rows(self) -> Iterable[Mapping[str, Any]]:
+        """The rows for tables of results, ``amanda run --format parquet``; read every N steps.
+
+        Rows of :meth:`op_rows`: of their :attr:`figures` the part since the last call is taken, of
+        a tool without any all numbers, as they are now. A tool that keeps samples may give rows of
+        its own that have ``figure``, a name, and the ``count``, ``sum``, ``min``, ``max``,
+        ``sum_squares`` and ``histogram`` of the samples since the last call.
+        """
+        return self.op_rows()
 
     def summary(self) -> dict[str, Any]:
         """The figures over all operators."""

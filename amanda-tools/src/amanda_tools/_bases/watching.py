@@ -8,7 +8,7 @@ override :meth:`~WatchingTool.examine` for figures of its own, or :meth:`~Watchi
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -112,6 +112,7 @@ class WatchedTensor:
         is_whole: whether a gradient is summed over all operators that use the parameter.
         input_axis: axis of the inputs of a weight; None if the mapping rules do not know it.
         whole: the distributed tensor whose local part is watched; None for others.
+        window: statistics since the last row of a table of results; None before the first one.
     """
 
     key: str
@@ -123,6 +124,7 @@ class WatchedTensor:
     is_whole: bool = False
     input_axis: int | None = None
     whole: LocalPart | None = None
+    window: Moments | None = None
 
     @property
     def label(self) -> str:
@@ -258,6 +260,8 @@ class WatchingTool(PrintingTool[OptionsT]):
             moments = watched.moments
             now = self._known.of(array, moments.bounds, moments.unit_axis)
             moments.merge(now)
+            if watched.window is not None:
+                watched.window.merge(now)
             if len(self.series) < self.options.limit:
                 self.series.append(Sample.of(routine.step, watched.key, now))
             self.examine(watched, array, now)
@@ -337,7 +341,8 @@ class WatchingTool(PrintingTool[OptionsT]):
             # Data may come without the batch axis of their layout.
             axis = last if routine.axis is None else routine.axis - max(0, routine.rank - rank)
             bounds = row_of(routine.op.type).bounds if is_activation else None
-            moments = Moments(bounds, axis if is_activation else None)
+            unit_axis = axis if is_activation else None
+            moments = Moments(bounds, unit_axis, zeros_only=self.zeros_only)
             parameter, _ = routine.parameter(position)
             self.watched[key] = WatchedTensor(
                 *(key, routine.op, routine.kind, name, moments, parameter, routine.is_whole),
@@ -369,6 +374,17 @@ class WatchingTool(PrintingTool[OptionsT]):
         """Yield a table with a line for each phase whose tensors other tables leave out."""
         rows = {w.op.id: w.op.row() for w in self.watched.values()}
         yield from other_phases(self.name, rows.values(), self.options)
+
+    def window_rows(self) -> Iterable[Mapping[str, Any]]:
+        """Return one row per tensor that was looked at since the last call, with its elements."""
+        rows = []
+        for w in self.watched.values():
+            now = w.window or w.moments
+            w.window = Moments(zeros_only=self.zeros_only)
+            if now.executions:
+                figure = f"{w.tensor}.zeros" if self.zeros_only else w.tensor
+                rows.append({**w.op.row(), "figure": figure, **now.samples()})
+        return rows
 
     def tensor_rows(self) -> list[dict[str, Any]]:
         """Return one row per watched tensor: operator, ``kind``, ``tensor``, ``parameter`` and all

@@ -227,6 +227,24 @@ class Moments:
             found.append([0.0, 0.0, self.zeros])
         return found + [[powers[i], powers[i + 1], int(n)] for i, n in enumerate(positive) if n]
 
+    def samples(self) -> dict[str, Any]:
+        """Return the columns of a table of results, of the finite elements.
+
+        The histogram is of all elements, by the bound of a bin that is nearer to zero; infinities
+        of both signs are one bin. With ``zeros_only`` a sample is 1 for a zero, and 0 for another
+        element.
+        """
+        if self.zeros_only:
+            return {"count": self.elements, "sum": self.zeros, "sum_squares": self.zeros}
+        bins = {min(low, high, key=abs): n for low, high, n in self.histogram()}
+        special = {math.nan: self.nan, math.inf: self.inf}
+        found = {"histogram": bins | {key: n for key, n in special.items() if n}}
+        if not (n := self._finite):
+            return {"count": 0, **found}
+        sums = {"sum": self.mean * n, "sum_squares": (self.mean**2 + self._deviation**2) * n}
+        known = {key: value for key, value in sums.items() if math.isfinite(value)}
+        return {"count": n, "min": self.minimum, "max": self.maximum, **known, **found}
+
     def row(self) -> dict[str, Any]:
         """Return the figures as plain data; None for those that do not exist."""
         found: dict[str, Any] = {
