@@ -94,7 +94,7 @@ def test_functions_that_layers_call_have_their_nodes(tmp_path: Path, suffix: str
     # The function is given the value of the kernel, which is read twice.
     missing = [one for one in found.values() if not (one.nodes or one.is_dropped)]
     assert [one.op.id for one in missing] == ["net/g/ReadVariableOp:0"]
-    assert found["net/g/Conv2D:0"].weight == "g/kernel"
+    assert found["net/g/Conv2D:0"].weight == "net/g/kernel"
 
 
 def test_steps_of_a_loop_have_the_nodes_of_its_body() -> None:
