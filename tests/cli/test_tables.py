@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,10 +141,14 @@ def test_json_is_asked_in_the_same_way(amanda: Command, tmp_path: Path, program:
     largest = "SELECT rank, figure, count, sum, min, max FROM largest WHERE type = 'mul'"
     rows = ask(tmp_path / "json", f"{largest} ORDER BY rank")
     assert rows == [(rank, "largest", 1, 9.0, 9.0, 9.0) for rank in (0, 1)]
+    by_rank = "SELECT rank, host FROM by_rank('largest', 'largest') ORDER BY rank"
+    places = ask(tmp_path / "json", by_rank)
+    assert places == [(0, socket.gethostname()), (1, socket.gethostname())]
     assert main(["merge", str(tmp_path / "json")]) == 0
     for path in (tmp_path / "json").glob("*-rank*"):
         path.unlink()
     assert ask(tmp_path / "json", f"{largest} ORDER BY rank") == rows
+    assert ask(tmp_path / "json", by_rank) == places
 
 
 def test_views_name_the_worst_rank(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +16,14 @@ import attrs
 import duckdb
 
 from amanda.errors import AmandaError, FileError
-from amanda.files import TemporaryFolder, new_beside, parse_json, read_json
+from amanda.files import (
+    TemporaryFolder,
+    new_beside,
+    parse_json,
+    read_json,
+    read_result,
+    result_files,
+)
 from amanda.results import RunReport, Table, ToolReport
 from amanda_tools.tables.rows import COLUMNS, copy_to, create_table, quoted, rows_of, write_rows
 from amanda_tools.tables.views import VIEWS
@@ -43,8 +49,6 @@ _MOST_SHOWN = 1000
 
 _CLOCKS = 1.0
 """Seconds by which clocks may differ."""
-
-_JSON = re.compile(r"(?P<tool>.+?)(?:-rank(?P<rank>\d{1,9}))?\.json")
 
 _IN_SQL: _Errors = (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
 """Mistakes in a query."""
@@ -294,15 +298,15 @@ def _find(tables: _Tables, folder: str, spare: Path, *, merged: bool) -> None:
                 tables.files.setdefault(name, []).append(path)
             else:
                 header["earlier"] = header.get("earlier", 0) + 1
-    for name, of_ranks in headers.items():
-        tables.problems += (f"{name}: {problem}" for problem in _compare(of_ranks))
-    _add_ranks(tables, headers)
     for path in _glob(tables, folder, "*.parquet"):
         name = Path(path).stem
         if name not in tables.files or (merged and _is_newest(path, tables.files[name])):
             tables.files[name] = [path]
     if "://" not in folder:
-        _read_results(tables, Path(folder), spare)
+        _read_results(tables, headers, Path(folder), spare)
+    for name, of_ranks in headers.items():
+        tables.problems += (f"{name}: {problem}" for problem in _compare(of_ranks))
+    _add_ranks(tables, headers)
 
 
 def _is_newest(path: str, others: Iterable[str]) -> bool:
@@ -391,23 +395,27 @@ def _mesh(place: Mapping[str, Any]) -> Mapping[str, int]:
     return {name: n for name, n in axes if name.isidentifier() and type(n) is int}
 
 
-def _read_results(tables: _Tables, folder: Path, spare: Path) -> None:
-    """Add the results in JSON of tools that have no tables."""
-    found: dict[str, dict[int, Path]] = collections.defaultdict(dict)
-    for path in sorted(folder.glob("*.json")):
-        if (name := _JSON.fullmatch(path.name)) and name["tool"] not in tables.files:
-            found[name["tool"]][int(name["rank"] or -1)] = path
+def _read_results(
+    tables: _Tables, headers: dict[str, dict[int, Any]], folder: Path, spare: Path
+) -> None:
+    """Add the results in JSON of tools that have no tables, and the places of their ranks."""
+    found: dict[str, dict[int | None, Path]] = collections.defaultdict(dict)
+    for name, rank, path in result_files(folder):
+        if (tool := name.removesuffix(".json")) not in tables.files:
+            found[tool][rank] = path
     for tool, paths in found.items():
         if len(paths) > 1:
             # That of all ranks repeats theirs.
-            paths.pop(-1, None)
+            paths.pop(None, None)
         for rank, path in paths.items():
             try:
-                result = read_json(path)
-                parts = list(_parts_of(result, max(rank, 0)))
-            except (AmandaError, AttributeError, KeyError, TypeError, ValueError) as error:
-                if isinstance(error, AmandaError):
-                    tables.problems.append(str(error))
+                result = read_result(path) or {"ops": ()}
+                parts = list(_parts_of(result, rank or 0))
+                for place in result.get("places", [result.get("rank")]):
+                    if isinstance(place, dict):
+                        headers[tool][int(place["number"])] = {**place, "rank": place}
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                tables.problems.append(f"{path} is left out: {error}")
                 continue
             for number, steps, rows in parts:
                 part = spare / tool / f"rank={number}" / "part-0.parquet"
@@ -416,7 +424,9 @@ def _read_results(tables: _Tables, folder: Path, spare: Path) -> None:
                 tables.files.setdefault(tool, []).append(part.as_posix())
 
 
-def _parts_of(result: Any, rank: int) -> Iterator[tuple[int, int, list[Mapping[str, Any]]]]:
+def _parts_of(
+    result: Mapping[str, Any], rank: int
+) -> Iterator[tuple[int, int, list[Mapping[str, Any]]]]:
     """Yield rank, steps and rows of a result in JSON, of a merged one for each of its ranks."""
     groups: dict[int, list[Any]] = collections.defaultdict(list)
     for row in result["ops"]:
