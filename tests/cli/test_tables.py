@@ -53,8 +53,8 @@ def part(folder: Path, rank: int, number: int = 0, **about: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     header = {
         "schema": 1, "tool": "count", "tool_schema": 1, "run": "a", "attempt": 0, "first_part": 0,
-        "host": "h", "clock_offset": 0.0,
-        "rank": {"number": rank, "count": 2, "mesh": {"pp": rank}},
+        "clock_offset": 0.0,
+        "rank": {"number": rank, "count": 2, "host": "h", "mesh": {"pp": rank}},
     }  # fmt: skip
     path.with_name("header.json").write_text(json.dumps(header | about))
     row = {"op_id": "/mm:0", "type": "mm", "figure": "executions", "count": 10, "sum": 20 + rank}
@@ -160,9 +160,9 @@ def test_views_name_the_worst_rank(tmp_path: Path) -> None:
     assert ask(tmp_path, f"SELECT op_id, {spread} FROM by_op{called}") == [
         ("/mm:0", 2.05, pytest.approx(0.05), 2.1, 1, 2)
     ]
-    assert ask(tmp_path, f"SELECT rank, value, mesh FROM by_rank{called}") == [
-        (1, 2.1, {"pp": 1}),
-        (0, 2.0, {"pp": 0}),
+    assert ask(tmp_path, f"SELECT rank, value, host, mesh FROM by_rank{called}") == [
+        (1, 2.1, "h", {"pp": 1}),
+        (0, 2.0, "h", {"pp": 0}),
     ]
     assert ask(tmp_path, f"SELECT stage, worst_rank FROM by_stage{called}") == [(0, 0), (1, 1)]
     assert ask(tmp_path, f"SELECT step, worst_rank, ranks FROM by_step{called}") == [(10, 1, 2)]

@@ -380,10 +380,10 @@ def _add_ranks(tables: _Tables, headers: Mapping[str, Mapping[int, Mapping[str, 
         "mesh": "MAP(VARCHAR, BIGINT)",
     }
     rows = [
-        {**header, "tool": tool, "rank": rank, "mesh": _mesh(header["rank"])}
+        {**header, **place, "tool": tool, "rank": rank, "mesh": _mesh(place)}
         for tool, of_ranks in headers.items()
         for rank, header in of_ranks.items()
-        if "rank" in header
+        if (place := header.get("rank"))
     ]
     create_table(tables.connection, "ranks", kinds, rows)
 
@@ -413,7 +413,7 @@ def _read_results(
                 parts = list(_parts_of(result, rank or 0))
                 for place in result.get("places", [result.get("rank")]):
                     if isinstance(place, dict):
-                        headers[tool][int(place["number"])] = {**place, "rank": place}
+                        headers[tool][int(place["number"])] = {"rank": place}
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 tables.problems.append(f"{path} is left out: {error}")
                 continue

@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -112,7 +111,8 @@ class RankTable:
         self, folder: Path, tool: ReportingTool[Any], place: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._place = place
-        self.folder = folder / f"rank={place()['number']}"
+        now = place()
+        self.folder, self._host = folder / f"rank={now['number']}", now["host"]
         self.lost = ""
         self._windows = Windows(tool)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,6 @@ class RankTable:
             "tool": tool.name,
             "tool_schema": tool.schema,
             **self._job(),
-            "host": socket.gethostname(),
             "versions": {"Python": platform.python_version(), **amanda_versions()},
             "began": time.time(),
             "first_step": None,
@@ -179,7 +178,7 @@ class RankTable:
             is_last: whether the run has ended.
         """
         header, rows = self.header, []
-        common = {key: header[key] for key in ("run", "host", "attempt")}
+        common = {"run": header["run"], "host": self._host, "attempt": header["attempt"]}
         try:
             rows = self._windows.take(step)
             if rows:
