@@ -19,11 +19,9 @@ from amanda.errors import AmandaError, FileError
 from amanda.files import read_json, read_result, result_files, write_json
 from amanda.python.text import printable
 from amanda.registry import plugins
+from amanda.results import listed
 
 _TIMELINE = ".timeline.json"
-
-_SHOWN = 8
-"""Missing ranks that a message lists."""
 
 _MOST_RANKS = 1_000_000
 """A count of ranks beyond this is damage."""
@@ -165,9 +163,8 @@ def _missing(groups: Mapping[str, Mapping[int, Any]]) -> Iterator[str]:
             yield f"rank {too_high[0]} is of another run than those with {count} ranks"
         ranks |= set(range(count))
     for name, contents in groups.items():
-        if missing := sorted(ranks - contents.keys()):
-            shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." * (len(missing) > _SHOWN))
-            yield f"{name} has no result of rank {shown}"
+        if missing := ranks - contents.keys():
+            yield f"{name} has no result of rank {listed(missing)}"
 
 
 def _rank_count(result: Any) -> Any:

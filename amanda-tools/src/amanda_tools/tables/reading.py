@@ -24,7 +24,7 @@ from amanda.files import (
     read_result,
     result_files,
 )
-from amanda.results import RunReport, Table, ToolReport
+from amanda.results import RunReport, Table, ToolReport, listed
 from amanda_tools.tables.rows import COLUMNS, copy_to, create_table, quoted, rows_of, write_rows
 from amanda_tools.tables.views import VIEWS
 from amanda_tools.tables.writing import PART, SCHEMA
@@ -37,9 +37,6 @@ _MEMORY = "400MB"
 
 THREADS = min(4, os.cpu_count() or 1)
 """Of DuckDB; each of more threads needs a part of the memory."""
-
-_SHOWN = 8
-"""Numbers of ranks in a message."""
 
 _MOST_ROWS = 10_000
 """Rows of an answer that are printed."""
@@ -196,44 +193,38 @@ class _Tables:
         Raises:
             TablesError: something else is wrong.
         """
-        # A look at all values takes long.
-        for explain in (self._is_foreign, self._is_damaged, None):
-            try:
-                return act()
-            except duckdb.Error as error:
-                if explain is None or isinstance(error, mistakes):
-                    raise TablesError(_line(error)) from None
-                self._drop(explain)
-            if not self.files:
-                break
-        raise TablesError(f"no table can be read: {'; '.join(self.problems)}")
+        try:
+            return act()
+        except duckdb.Error as error:
+            if isinstance(error, mistakes):
+                raise TablesError(_line(error)) from None
+        self._drop_damaged()
+        try:
+            return act()
+        except duckdb.Error as error:
+            raise TablesError(_line(error)) from None
 
-    def _is_foreign(self, file: str) -> str:
-        names = self.connection.execute("SELECT name FROM parquet_schema($1)", [[file]]).fetchall()
-        wanted = {*COLUMNS} if PART.fullmatch(file) else {*COLUMNS, "rank"}
-        missing = wanted - {name for (name,) in names}
-        return f"it has no column {', '.join(sorted(missing))}" if missing else ""
+    def _drop_damaged(self) -> None:
+        """Leave out the files of which not all values can be read.
 
-    def _is_damaged(self, file: str) -> str:
-        # All values are read; a count or a minimum may come from the statistics of the file.
+        Raises:
+            TablesError: no others are left.
+        """
+        # A count or a minimum may come from the statistics of the file.
         values = ", ".join(f"{column}::{kind}" for column, kind in COLUMNS.items())
-        every = f"SELECT bit_xor(hash({values})) FROM read_parquet($1)"
-        self.connection.execute(every, [[file]]).fetchall()
-        return ""
-
-    def _drop(self, explain: Callable[[str], str]) -> None:
-        """Leave out the files for which there is a reason or an error."""
         for name, files in list(self.files.items()):
             for file in files[:]:
+                rank = "" if PART.fullmatch(file) else ", rank"
+                every = f"SELECT bit_xor(hash({values}{rank})) FROM read_parquet($1)"
                 try:
-                    reason = explain(file)
+                    self.connection.execute(every, [[file]]).fetchall()
                 except duckdb.Error as error:
-                    reason = _line(error)
-                if reason:
                     files.remove(file)
-                    self.problems.append(f"{file} is left out: {reason}")
+                    self.problems.append(f"{file} is left out: {_line(error)}")
             if not files:
                 del self.files[name]
+        if not self.files:
+            raise TablesError(f"no table can be read: {'; '.join(self.problems)}")
 
 
 def _line(error: BaseException) -> str:
@@ -346,28 +337,23 @@ def _compare(headers: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     """Yield what the headers of a tool's ranks say of what is missing or does not fit."""
     counts = {h["rank"].get("count") for h in headers.values() if "rank" in h}
     known = [count for count in counts if type(count) is int]
-    if missing := sorted(set(range(min(max(known, default=0), 1_000_000))) - headers.keys()):
-        yield f"no table of {_ranks(missing)}"
+    if missing := set(range(min(max(known, default=0), 1_000_000))) - headers.keys():
+        yield f"no table of rank {listed(missing)}"
     if len(known) > 1:
         yield f"the tables are of runs with {' and '.join(map(str, sorted(known)))} ranks"
     if without := [rank for rank, header in headers.items() if "rank" not in header]:
-        yield f"no header of {_ranks(without)}"
+        yield f"no header of rank {listed(without)}"
     for what in ("tool_schema", "versions"):
         if len({str(h[what]) for h in headers.values() if what in h}) > 1:
             yield f"the tables are of different versions ({what} in their headers)"
     if lost := [rank for rank, header in headers.items() if header.get("rows_dropped")]:
-        yield f"rows were not written on {_ranks(lost)}"
+        yield f"rows were not written on rank {listed(lost)}"
     if earlier := [rank for rank, header in headers.items() if header.get("earlier")]:
-        yield f"parts of an earlier run, which had ended, are left out on {_ranks(earlier)}"
+        yield f"parts of an earlier run, which had ended, are left out on rank {listed(earlier)}"
     clocks = [h.get("clock_offset") for h in headers.values()]
     offsets = [offset for offset in clocks if isinstance(offset, (int, float))]
     if offsets and max(offsets) - min(offsets) > _CLOCKS:
         yield f"clocks differ by {max(offsets) - min(offsets):.0f} s, see clock_offset of headers"
-
-
-def _ranks(numbers: Iterable[int]) -> str:
-    some = sorted(numbers)
-    return f"rank {', '.join(map(str, some[:_SHOWN]))}{', ...' * (len(some) > _SHOWN)}"
 
 
 def _add_ranks(tables: _Tables, headers: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> None:

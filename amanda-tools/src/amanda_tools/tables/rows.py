@@ -1,6 +1,6 @@
 """The rows of tables of results: of one tool, operator, figure and window of steps each.
 
-``Windows(tool).take(steps)`` gives those since the last call, :func:`write_rows` writes them.
+:func:`rows_of` gives those since the last call, :func:`write_rows` writes them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
 import duckdb
 import numpy as np
 
 from amanda.files import new_beside
-from amanda.tools.reporting import ReportingTool
 
 COLUMNS = {
     **dict.fromkeys(("run", "host"), "VARCHAR"),
@@ -33,18 +31,6 @@ _OF_SAMPLES = ("count", "sum", "min", "max", "sum_squares", "histogram")
 Row = Mapping[str, Any]
 Sums = dict[tuple[str, str], tuple[float | None, int]]
 """By operator and figure the last known sum, and the steps that had ended then."""
-
-
-@attrs.define(eq=False)
-class Windows:
-    """Gives the rows of a tool window by window."""
-
-    tool: ReportingTool[Any]
-    _before: Sums = attrs.field(factory=dict)
-
-    def take(self, ended: int) -> list[Row]:
-        """The rows since the last call, where so many steps of the run have ended."""
-        return list(rows_of(self.tool.window_rows(), self.tool.figures, ended, self._before))
 
 
 def rows_of(

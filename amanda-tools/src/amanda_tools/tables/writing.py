@@ -19,7 +19,7 @@ from amanda.files import read_json, write_json
 from amanda.interface.points import PointContext
 from amanda.registry.distributions import amanda_versions
 from amanda.tools.reporting import ReportingTool
-from amanda_tools.tables.rows import Windows, write_rows
+from amanda_tools.tables.rows import Sums, rows_of, write_rows
 
 SCHEMA = 1
 """Version of headers and of the columns."""
@@ -114,7 +114,7 @@ class RankTable:
         now = place()
         self.folder, self._host = folder / f"rank={now['number']}", now["host"]
         self.lost = ""
-        self._windows = Windows(tool)
+        self._tool, self._before = tool, Sums()
         self.folder.mkdir(parents=True, exist_ok=True)
         # Of a process that was killed.
         for partial in self.folder.glob(".amanda-*.partial"):
@@ -180,7 +180,8 @@ class RankTable:
         header, rows = self.header, []
         common = {"run": header["run"], "host": self._host, "attempt": header["attempt"]}
         try:
-            rows = self._windows.take(step)
+            given = self._tool.window_rows()
+            rows = list(rows_of(given, self._tool.figures, step, self._before))
             if rows:
                 part = self.folder / f"part-{self._next}.parquet"
                 write_rows(part, rows, {**common, "step": step})
