@@ -9,6 +9,7 @@ import collections
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,7 +68,7 @@ def merge(folder: str) -> tuple[list[str], list[str]]:
     with _opened(folder, merged=False) as tables:
         names = [name for name, files in tables.files.items() if PART.fullmatch(files[0])]
         for name in names:
-            tables.try_again(lambda name=name: _write(tables, folder, name))  # type: ignore[misc]
+            tables.try_again(partial(_write, tables, folder, name))
         # Of some tables all files may be damaged.
         names = [name for name in names if name in tables.files]
         if not names:
@@ -94,14 +95,8 @@ def query(folder: str, sql: str) -> tuple[Table, list[str]]:
     """
     with _opened(folder) as tables:
         tables.try_again(tables.create_views)
-        found = tables.try_again(lambda: _answer(tables, sql), _IN_SQL)
-        return found, tables.problems
-
-
-def _answer(tables: _Tables, sql: str) -> Table:
-    # Without the files that could not be read.
-    tables.create_views()
-    return _select(tables, sql) if sql else _contents(tables)
+        answer = partial(_select, tables, sql) if sql else partial(_contents, tables)
+        return tables.try_again(answer, _IN_SQL), tables.problems
 
 
 def _select(tables: _Tables, sql: str) -> Table:
@@ -120,7 +115,8 @@ def report(folder: str) -> RunReport:
         TablesError: there are no tables.
     """
     with _opened(folder) as tables:
-        shown = tables.try_again(lambda: _shown(tables))
+        tables.try_again(tables.create_views)
+        shown = tables.try_again(partial(_shown, tables))
         about = "The ranks of a run side by side, in a step or of the mean of samples."
         ranks = ToolReport(name="ranks", about=about, tables=shown, lost=tables.problems)
         return RunReport(title=f"amanda merge {folder}", facts={"folder": folder}, tools=[ranks])
@@ -128,7 +124,6 @@ def report(folder: str) -> RunReport:
 
 def _shown(tables: _Tables) -> list[Table]:
     """The answers of the views for each table and figure, with their first rows."""
-    tables.create_views()
     found = []
     for name in tables.files:
         for (figure,) in tables.rows(f'SELECT DISTINCT figure FROM "{name}" ORDER BY figure'):
@@ -225,6 +220,7 @@ class _Tables:
                 del self.files[name]
         if not self.files:
             raise TablesError(f"no table can be read: {'; '.join(self.problems)}")
+        self.create_views()
 
 
 def _line(error: BaseException) -> str:

@@ -107,11 +107,11 @@ def create_table(
         connection: to DuckDB.
         name: of the table.
         kinds: the columns and their types.
-        rows: the rows; what one lacks is null.
+        rows: the rows; what one lacks, or its type cannot hold, is null.
     """
-    columns = {key: _column(kind, [row.get(key) for row in rows]) for key, kind in kinds.items()}
+    columns = {key: _texts([row.get(key) for row in rows]) for key in kinds}
     connection.register("given", columns)
-    values = ", ".join(f"{key}::{kind} AS {key}" for key, kind in kinds.items())
+    values = ", ".join(f"try_cast({key} AS {kind}) AS {key}" for key, kind in kinds.items())
     connection.execute(f"CREATE TABLE {name} AS SELECT {values} FROM given")
     connection.unregister("given")
 
@@ -126,20 +126,10 @@ def quoted(value: Any) -> str:
     return "'" + str(value).replace("'", "''") + "'"
 
 
-def _column(kind: str, values: list[Any]) -> Any:
-    if kind in ("BIGINT", "DOUBLE"):
-        form = np.int64 if kind == "BIGINT" else np.float64
-        given = [value if _fits(value, form) else None for value in values]
-        missing = [value is None for value in given]
-        given = [0 if value is None else value for value in given]
-        return np.ma.masked_array(np.array(given, dtype=form), missing)
+def _texts(values: list[Any]) -> Any:
     found = np.empty(len(values), dtype=object)
     found[:] = [value if value is None else _text(value) for value in values]
     return found
-
-
-def _fits(value: Any, form: type) -> bool:
-    return isinstance(value, (int, float)) and (form is np.float64 or abs(value) < 1 << 63)
 
 
 def _text(value: Any) -> str:
