@@ -61,7 +61,7 @@ def simulate(part: Path, folder: Path, ranks: int, different: int, slow: int) ->
         for rank in range(ranks):
             path = folder / f"rank={rank}" / part.name
             path.parent.mkdir(parents=True)
-            place = {"number": rank, "count": ranks, "mesh": {"pp": rank * 4 // ranks}}
+            place = {"number": rank, "host": "h", "count": ranks, "mesh": {"pp": rank * 4 // ranks}}
             write_json(path.with_name("header.json"), {**header, "rank": place})
             if rank >= different and rank != slow:
                 os.link(folder / f"rank={rank % different}" / part.name, path)

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch import nn
 
 import amanda
+from amanda.cli.rank import Rank
 from amanda.tools.reporting import ReportingTool
 from amanda_tools.count import CountTool
 from amanda_tools.profile import ProfileTool
@@ -30,7 +32,7 @@ def train(folder: Path, steps: int, every: int, **tools: ReportingTool[Any]) -> 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    recorder = record(tools, folder, lambda: {"number": 0, "count": 1, "mesh": {}}, every)
+    recorder = record(tools, folder, lambda: attrs.asdict(Rank()), every)
     with amanda.apply(*tools.values(), recorder):
         for step in range(steps):
             optimizer.zero_grad()

@@ -33,7 +33,7 @@ def recorded(model: nn.Module, x: torch.Tensor, way: str) -> str:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:torch.export records the model without the changes")
+@pytest.mark.filterwarnings("ignore:the model is saved without the changes")
 @pytest.mark.parametrize("name", amanda.tools.available())
 def test_tracers_record_the_model_alone_under_every_tool(name: str) -> None:
     """The graphs are those without a scope, also of a model that has run in it."""

@@ -1,7 +1,8 @@
 """Files of results and files that users name: complete files or none, checks of what is read.
 
 ``write_json(folder / "count.json", result)`` writes plain data; :func:`replaced` opens any other
-file in the same way. ``read_json(path)`` reads JSON that anybody may have written.
+file in the same way. ``read_json(path)`` reads JSON that anybody may have written,
+``read_result(path)`` what ``write_json`` has written of a tool.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -28,6 +30,9 @@ _CLOSED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 LARGEST_TEXT = 4_000_000_000
 """Bytes of a text file that is read; more is refused before anything of it is in memory."""
+
+
+_RESULT = re.compile(r"(?P<stem>.+?)(-rank(?P<rank>[0-9]{1,9}))?(?P<rest>(\.timeline)?\.json)")
 
 
 class TemporaryFolder:
@@ -300,6 +305,31 @@ def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError, MemoryError) as error:
         raise FileError(f"{path} cannot be read: it is not JSON ({_reason(error)})") from error
+
+
+def result_files(folder: Path) -> Iterator[tuple[str, int | None, Path]]:
+    """Yield the name without the rank, the rank if it has one, and the path of each JSON file."""
+    for path in sorted(folder.glob("*.json")):
+        if found := _RESULT.fullmatch(path.name):
+            rank = found["rank"]
+            yield found["stem"] + found["rest"], None if rank is None else int(rank), path
+
+
+def read_result(path: str | os.PathLike[str]) -> Mapping[str, Any] | None:
+    """Read a result as ``ReportingTool.result()`` gives it; None if the JSON is something else.
+
+    Raises:
+        FileError: it cannot be read, or is not JSON.
+    """
+    result = read_json(path)
+    kinds = {"tool": str, "schema": int, "summary": dict, "namespaces": list, "ops": list}
+    is_result = (
+        isinstance(result, dict)
+        and all(isinstance(result.get(key), kind) for key, kind in kinds.items())
+        and all(isinstance(name, str) for name in result["namespaces"])
+        and all(isinstance(row, dict) for row in result["ops"])
+    )
+    return result if is_result else None
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -6,7 +6,7 @@ tool yields; the command line prints it, and pages and notebooks show it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import attrs
@@ -26,6 +26,16 @@ MAX_TREE_ROWS = 32
 def plural(count: int, noun: str) -> str:
     """Return a number with its noun: ``1 step``, ``1,200 steps``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+_LISTED = 8
+"""Numbers that a message lists."""
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Return the first numbers as text: ``0, 1, 5, ...``."""
+    found = sorted(numbers)
+    return ", ".join(map(str, found[:_LISTED])) + ", ..." * (len(found) > _LISTED)
 
 
 @attrs.frozen

@@ -17,7 +17,6 @@ from amanda.tools.canonical import (
     AttributeRule,
     axes,
     axis,
-    byte_count,
     element_count,
     index_items,
     known,
@@ -25,6 +24,7 @@ from amanda.tools.canonical import (
     resolved,
     same_padding,
     shape_of,
+    total,
 )
 
 Found = Mapping[str, Any]
@@ -433,7 +433,7 @@ def _collective(context: OpContext) -> Found:
     reduction = None if reduction is None else str(reduction).lower()
     return known(
         group=None if group is None else str(group),
-        bytes=byte_count(context.get_input_specs()[:1]),
+        bytes=total(one.nbytes for one in context.get_input_specs()[:1] if one),
         reduction=_REDUCTIONS.get(reduction or "", reduction),
     )
 

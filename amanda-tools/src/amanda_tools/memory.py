@@ -14,6 +14,7 @@ from amanda import OpContext
 from amanda.interface.points import PointContext
 from amanda.python.references import Reference, nothing
 from amanda.results import Chart, Table
+from amanda.tools.canonical import total
 from amanda.tools.description import OpDescription, describe, place
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
@@ -242,13 +243,12 @@ class MemoryTool(PrintingTool[MemoryOptions]):
         whose memory cannot be seen; ``allocators``, the peaks of devices as the framework tells
         them."""
         ledger = self.ledger
-        sizes = self._in_graphs.values()
         return {
             "peak_bytes": ledger.peak,
             "peak_step": ledger.peak_step,
             **_parts(ledger.held(ledger.peak_at)),
             "unfinished": self._unfinished(),
-            "graph_bytes": None if None in sizes else sum(size or 0 for size in sizes),
+            "graph_bytes": total(self._in_graphs.values()),
             "unknown": ledger.unknown,
             "allocators": allocator_peaks(),
         }

@@ -15,7 +15,6 @@ from amanda.tools.canonical import (
     AttributeRule,
     axes,
     axis,
-    byte_count,
     element_count,
     index_items,
     known,
@@ -23,6 +22,7 @@ from amanda.tools.canonical import (
     resolved,
     same_padding,
     shape_of,
+    total,
 )
 
 Found = Mapping[str, Any]
@@ -484,7 +484,7 @@ def _collective(context: OpContext) -> Found:
     return known(
         group=given.get("group"),
         ranks=given.get("ranks"),
-        bytes=byte_count(spec for name, spec in named if name not in _RECEIVING),
+        bytes=total(one.nbytes for name, one in named if one and name not in _RECEIVING),
         # The enumeration's member or, in the functional form, its name in lower case.
         reduction=None if reduction is None else str(reduction).rpartition(".")[2].lower(),
     )

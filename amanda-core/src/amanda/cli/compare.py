@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from amanda.cli import pages
-from amanda.cli.merge import is_common, is_number
+from amanda.cli.merge import is_number
 from amanda.cli.messages import CommandParser, complain
 from amanda.errors import AmandaError, FileError
-from amanda.files import read_json
+from amanda.files import read_result
 from amanda.python.text import printable
 from amanda.results import RunReport, Table, ToolReport, plural
 from amanda.tools.reporting import plain_text
@@ -95,7 +95,7 @@ def compare(*folders: Path) -> RunReport:
 def _read(folder: Path) -> dict[str, Mapping[str, Any]]:
     """The results in a folder, by the names of the files."""
     paths = [path for path in sorted(folder.glob("*.json")) if ".timeline." not in path.name]
-    found = {path.stem: result for path in paths if is_common(result := read_json(path))}
+    found = {path.stem: result for path in paths if (result := read_result(path))}
     if not found:
         raise FileError(f"{folder} is no folder with results of reporting tools (amanda run -o)")
     return found

@@ -8,7 +8,6 @@ a process for each rank.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,17 +16,12 @@ from typing import Any
 from amanda.cli import pages
 from amanda.cli.messages import CommandParser, complain
 from amanda.errors import AmandaError, FileError
-from amanda.files import read_json, write_json
+from amanda.files import read_json, read_result, result_files, write_json
 from amanda.python.text import printable
 from amanda.registry import plugins
-
-_RANKED = re.compile(r"(?P<stem>.+)-rank(?P<rank>[0-9]{1,9})(?P<rest>(?:\.timeline)?\.json)")
-"""The name of a rank's file."""
+from amanda.results import listed
 
 _TIMELINE = ".timeline.json"
-
-_SHOWN = 8
-"""Missing ranks that a message lists."""
 
 _MOST_RANKS = 1_000_000
 """A count of ranks beyond this is damage."""
@@ -105,7 +99,8 @@ def merge(folder: Path, left_out: list[str] | None = None) -> list[Path]:
     """
     problems: list[str] = []
     groups = {
-        name: _read_ranks(paths, problems) for name, paths in _find_ranks(folder, problems).items()
+        name: _read_ranks(name, paths, problems)
+        for name, paths in _find_ranks(folder, problems).items()
     }
     problems += _missing(groups)
     if left_out is not None:
@@ -129,14 +124,9 @@ def _find_ranks(folder: Path, problems: list[str]) -> dict[str, dict[int, Path]]
         MergeError: there are none.
     """
     groups: dict[str, dict[int, Path]] = {}
-    try:
-        paths = sorted(folder.iterdir())
-    except OSError as error:
-        raise MergeError(f"{folder} cannot be read: {error.strerror}") from error
-    for path in paths:
-        if found := _RANKED.fullmatch(path.name):
-            ranks = groups.setdefault(found["stem"] + found["rest"], {})
-            known = ranks.setdefault(int(found["rank"]), path)
+    for name, rank, path in result_files(folder):
+        if rank is not None:
+            known = groups.setdefault(name, {}).setdefault(rank, path)
             if known is not path:
                 problems.append(f"{known.name} and {path.name} are of the same rank")
     if not groups:
@@ -144,12 +134,16 @@ def _find_ranks(folder: Path, problems: list[str]) -> dict[str, dict[int, Path]]
     return groups
 
 
-def _read_ranks(paths: Mapping[int, Path], problems: list[str]) -> dict[int, Any]:
+def _read_ranks(name: str, paths: Mapping[int, Path], problems: list[str]) -> dict[int, Any]:
     """The contents of the files of one tool that can be read, by rank."""
     contents = {}
+    read = read_json if name.endswith(_TIMELINE) else read_result
     for rank in sorted(paths):
         try:
-            contents[rank] = read_json(paths[rank])
+            found = read(paths[rank])
+            if found is None:
+                raise FileError(f"{paths[rank]} does not have the common form of results")
+            contents[rank] = found
         except FileError as error:
             problems.append(str(error))
     return contents
@@ -169,9 +163,8 @@ def _missing(groups: Mapping[str, Mapping[int, Any]]) -> Iterator[str]:
             yield f"rank {too_high[0]} is of another run than those with {count} ranks"
         ranks |= set(range(count))
     for name, contents in groups.items():
-        if missing := sorted(ranks - contents.keys()):
-            shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." * (len(missing) > _SHOWN))
-            yield f"{name} has no result of rank {shown}"
+        if missing := ranks - contents.keys():
+            yield f"{name} has no result of rank {listed(missing)}"
 
 
 def _rank_count(result: Any) -> Any:
@@ -191,37 +184,22 @@ def merge_results(name: str, results: Mapping[int, Any]) -> dict[str, Any]:
     Raises:
         MergeError: they are not all of one tool and schema.
     """
-    for rank, result in results.items():
-        if not is_common(result):
-            raise MergeError(
-                f"{name}: the result of rank {rank} does not have the common form of results"
-            )
     kinds = {(result["tool"], result["schema"]) for result in results.values()}
     if len(kinds) != 1:
         raise MergeError(f"{name}: the ranks' results are of different tools or versions")
     [(tool, schema)] = kinds
-    summaries = {rank: result.get("summary", {}) for rank, result in results.items()}
+    summaries = {rank: result["summary"] for rank, result in results.items()}
     return {
         "tool": tool,
         "schema": schema,
         "ranks": list(results),
+        "places": [result.get("rank") for result in results.values()],
         # Missing below the highest rank; results of `amanda run` know the number of ranks.
         "missing_ranks": [r for r in range(min(max(results), _MOST_RANKS)) if r not in results],
         "namespaces": sorted({n for result in results.values() for n in result["namespaces"]}),
         "summary": _merge_summaries(summaries),
         "ops": [{"rank": rank, **row} for rank, result in results.items() for row in result["ops"]],
     }
-
-
-def is_common(result: Any) -> bool:
-    """True if a result has the form of ``ReportingTool.result()``."""
-    kinds = {"tool": str, "schema": int, "summary": Mapping, "namespaces": list, "ops": list}
-    return (
-        isinstance(result, Mapping)
-        and all(isinstance(result.get(key), kind) for key, kind in kinds.items())
-        and all(isinstance(name, str) for name in result["namespaces"])
-        and all(isinstance(row, Mapping) for row in result["ops"])
-    )
 
 
 def _merge_summaries(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

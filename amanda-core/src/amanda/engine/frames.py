@@ -9,8 +9,12 @@ import inspect
 import warnings
 from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
 from amanda.errors import CoverageWarning
+from amanda.state import STATE, WeakMembers
+
+_TOLD = WeakMembers[Any]()
 
 
 def calling_frame(packages: Sequence[str]) -> FrameType | None:
@@ -31,3 +35,17 @@ def warn_at(frame: FrameType | None, text: str) -> None:
     file, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
     registry = {} if frame is None else frame.f_globals.setdefault("__warningregistry__", {})
     warnings.warn_explicit(text, CoverageWarning, file, line, module_of(frame), registry)
+
+
+def warn_of_lost_changes(packages: Sequence[str]) -> None:
+    """Warn where the program saves a model under tools that can export what they change, once for
+    each tool; `packages` as of :func:`calling_frame`."""
+    tools = [tool for scope in STATE.scopes for tool in scope.tools if tool not in _TOLD]
+    if named := {tool: type(tool).__name__ for tool in tools if hasattr(tool, "export_model")}:
+        for tool in named:
+            _TOLD.add(tool)
+        warn_at(
+            calling_frame(packages),
+            f"the model is saved without the changes of {', '.join(named.values())}; after the "
+            "with-block tool.export_model(model, example_inputs, path) writes it with them",
+        )

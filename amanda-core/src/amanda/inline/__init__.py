@@ -178,12 +178,7 @@ class Timer(Inline):
             if log.due is not None and end >= log.due:
                 log.look(end)
 
-    def lowered(self, action: Any, method: Any) -> Step:
-        """CLOCK, for both routines."""
-        is_own = method is Timer.start or method is Timer.stop
-        if type(self) is Timer and is_own and not (action.select or action.differentiable):
-            return Step(StepKind.CLOCK, action, self, method is Timer.stop)
-        return Step(StepKind.CALL, action)
+    STEP = StepKind.CLOCK, start, stop
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.executions} executions, {self.nanoseconds} ns)"
@@ -215,12 +210,7 @@ class Mark(Inline):
         """The routine after the operator; the tensors there are ignored."""
         self.ring.end(self.number)
 
-    def lowered(self, action: Any, method: Any) -> Step:
-        """MARK, for both routines."""
-        is_own = method is Mark.before or method is Mark.after
-        if type(self) is Mark and is_own and not (action.select or action.differentiable):
-            return Step(StepKind.MARK, action, self, method is Mark.after)
-        return Step(StepKind.CALL, action)
+    STEP = StepKind.MARK, before, after
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.number})"
@@ -305,13 +295,12 @@ class Check(Inline):
                 return False
         return True
 
-    def lowered(self, action: Any, method: Any) -> Step:
-        """CHECK, for both routines, where they get all tensors, and inputs may be checked later."""
-        is_own = method is Check.before or method is Check.after
+    STEP = StepKind.CHECK, before, after
+
+    def _fits(self, action: Any, ends: bool) -> bool:
+        # All tensors are given, and inputs may be checked later.
         is_whole = action.select is None and not action.differentiable
-        if type(self) is Check and is_own and is_whole and self.overwrites is not True:
-            return Step(StepKind.CHECK, action, self, method is Check.after)
-        return Step(StepKind.CALL, action)
+        return is_whole and self.overwrites is not True
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
@@ -428,14 +417,12 @@ class ShapeSum(Inline):
         if self.total is not None:
             self.total.count += weight
 
-    def lowered(self, action: Any, method: Any) -> Step:
-        """SHAPE_SUM, for both routines, where they get all tensors; the second also with none."""
-        ends = method is ShapeSum.after
-        is_own = ends or method is ShapeSum.before
+    STEP = StepKind.SHAPE_SUM, before, after
+
+    def _fits(self, action: Any, ends: bool) -> bool:
+        # All tensors are given, to the second one perhaps none.
         is_whole = action.select is None or (ends and action.select == ())
-        if type(self) is ShapeSum and is_own and is_whole and not action.differentiable:
-            return Step(StepKind.SHAPE_SUM, action, self, ends)
-        return Step(StepKind.CALL, action)
+        return is_whole and not action.differentiable
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.amount} of {self.executions} executions)"
@@ -545,13 +532,10 @@ class MemoryChange(Inline):
         self.use.note(after)
         self.bytes += after - before
 
-    def lowered(self, action: Any, method: Any) -> Step:
-        """MEMORY, for both routines, if neither this nor `use` is of a subclass."""
-        is_own = method is MemoryChange.before or method is MemoryChange.after
-        is_plain = type(self) is MemoryChange and type(self.use) is MemoryUse
-        if is_own and is_plain and not (action.select or action.differentiable):
-            return Step(StepKind.MEMORY, action, self, method is MemoryChange.after)
-        return Step(StepKind.CALL, action)
+    STEP = StepKind.MEMORY, before, after
+
+    def _fits(self, action: Any, ends: bool) -> bool:
+        return type(self.use) is MemoryUse and super()._fits(action, ends)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.bytes} bytes)"

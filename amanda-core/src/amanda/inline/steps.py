@@ -84,7 +84,10 @@ class Step:
 
 
 class Inline:
-    """The base of the routines in :mod:`amanda.inline`."""
+    """The base of the routines in :mod:`amanda.inline`.
+
+    A class with a pair of routines has ``STEP``: the kind, the first routine and the second one.
+    """
 
     __slots__ = ()
 
@@ -95,7 +98,15 @@ class Inline:
             action: runs this object, or a method of it.
             method: that method as a function; None if it is the object that is called.
         """
+        # A subclass does not have it: its effect may differ.
+        kind, *routines = vars(type(self)).get("STEP", (StepKind.CALL,))
+        if method in routines and self._fits(action, method is routines[1]):
+            return Step(kind, action, self, method is routines[1])
         return Step(StepKind.CALL, action)
+
+    def _fits(self, action: Any, ends: bool) -> bool:
+        """True if the step of a pair has the effect of an action, which runs the second one."""
+        return not (action.select or action.differentiable)
 
 
 def lowered(action: Any) -> Step:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
@@ -82,6 +83,13 @@ class TensorSpec:
         """Bytes of an element; None if the framework does not provide them."""
         size = getattr(self._dtype, "itemsize", None) or getattr(self._dtype, "size", None)
         return size if isinstance(size, int) else None
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of all elements; None if a size is unknown."""
+        shape, size = self.shape, self.itemsize
+        is_known = shape is not None and size is not None and None not in shape
+        return math.prod((size, *shape)) if is_known else None  # type: ignore[arg-type,misc]
 
     @property
     def device(self) -> str:

@@ -142,7 +142,7 @@ class TableStore(Protocol):
         Args:
             tools: the ``ReportingTool`` of the run by their names there.
             folder: of the results, which exists.
-            place: gives what is known of the rank, with its ``number`` and ``count``.
+            place: gives what is known of the rank, with its ``number``, ``count`` and ``host``.
         """
 
     def merge(self, folder: str) -> tuple[Sequence[str], Sequence[str]]:

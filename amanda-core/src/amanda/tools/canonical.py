@@ -243,12 +243,10 @@ def element_count(shape: Sequence[int | None] | None) -> int | None:
     return math.prod(size for size in shape if size is not None)
 
 
-def byte_count(specs: Iterable[TensorSpec | None]) -> int | None:
-    """The bytes of tensors together; None where a size is not known."""
-    sizes = [(element_count(one.shape), one.itemsize) for one in specs if one is not None]
-    if any(count is None or width is None for count, width in sizes):
-        return None
-    return sum(count * width for count, width in sizes if count and width)
+def total(numbers: Iterable[int | None]) -> int | None:
+    """The sum of numbers; None where one is not known."""
+    found = list(numbers)
+    return None if None in found else sum(number or 0 for number in found)
 
 
 def known(**found: Any) -> dict[str, Any]:

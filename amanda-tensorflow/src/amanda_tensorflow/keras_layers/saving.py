@@ -9,34 +9,19 @@
 
 from __future__ import annotations
 
-import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any
 
-from amanda.errors import CoverageWarning
+from amanda.engine.frames import warn_of_lost_changes
 from amanda.python.patching import named_as
-from amanda.state import STATE
 from amanda_tensorflow.keras_layers.base_classes import BaseClass
-
-_TOLD = weakref.WeakSet[Any]()
 
 
 def telling(vanilla: Callable[..., Any]) -> Callable[..., Any]:
     """The patch of functions that save a model."""
 
     def save(*args: Any, **kwargs: Any) -> Any:
-        tools = [tool for scope in STATE.scopes for tool in scope.tools]
-        new = [tool for tool in tools if hasattr(tool, "export_model") and tool not in _TOLD]
-        if new:
-            _TOLD.update(new)
-            names = ", ".join(type(tool).__name__ for tool in new)
-            warnings.warn(
-                f"the model is saved without the changes of {names}; "
-                "tool.export_model(model, example_inputs, path) writes it with them",
-                CoverageWarning,
-                stacklevel=2,
-            )
+        warn_of_lost_changes(("keras", "tf_keras"))
         return vanilla(*args, **kwargs)
 
     return named_as(vanilla, save)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
@@ -30,16 +29,11 @@ class ExportingTool(TargetingTool[OptionsT], abc.ABC):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.exported: Exported | None = None
-        self._models = ModelOfRun()
-        # Absolute: the program may change the current folder.
-        file = getattr(self.options, self.file_option)
-        self._file = Path(file).absolute() if file else None
+        self._models = ModelOfRun(self, getattr(self.options, self.file_option))
         # Read by `amanda run`.
-        self.needs_end = self._file is not None
-        if self._file is not None:
-            check_target(self._file)
-            self.add_inst_for_pass(self._models.note)
-            self.add_inst_for_pass(self._models.note, end=True)
+        self.needs_end = self._models.target is not None
+        if self._models.target is not None:
+            check_target(self._models.target)
 
     @abc.abstractmethod
     def changes(self) -> Sequence[Change]:
@@ -62,10 +56,10 @@ class ExportingTool(TargetingTool[OptionsT], abc.ABC):
         Raises:
             UnsupportedProgramError, OSError: as of :meth:`export_model`.
         """
-        if self._file is not None:
+        if self._models.target is not None:
             model, inputs = self._models.of(self.name, self.ops)
             options = {"op_filter": op_filter, "fallback": getattr(self.options, "fallback", False)}
-            self.exported = self.export_model(model, inputs, self._file, **options)
+            self.exported = self.export_model(model, inputs, self._models.target, **options)
 
     def summary(self) -> dict[str, Any]:
         """Return the options, operators left alone with reasons, types and patterns never met, and

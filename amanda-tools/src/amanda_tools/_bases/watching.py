@@ -383,7 +383,8 @@ class WatchingTool(PrintingTool[OptionsT]):
             w.window = Moments(zeros_only=self.zeros_only)
             if now.executions:
                 figure = f"{w.tensor}.zeros" if self.zeros_only else w.tensor
-                rows.append({**w.op.row(), "figure": figure, **now.samples()})
+                about = {**w.op.identity(), "phase": w.op.phase, "figure": figure}
+                rows.append({**about, **now.samples()})
         return rows
 
     def tensor_rows(self) -> list[dict[str, Any]]:

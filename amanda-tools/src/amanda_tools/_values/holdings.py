@@ -41,7 +41,6 @@ class Holding:
         kind: what it is used as.
         name: path of a parameter, or of the one whose gradient it is.
         born, died: moments of the ledger; infinite until it is freed.
-        step: number of the iteration in which it was seen first.
         references: by id, those to the objects that live as long as the memory.
     """
 
@@ -50,7 +49,6 @@ class Holding:
     kind: str
     name: str
     born: int
-    step: int
     died: float = math.inf
     references: dict[int, Any] = attrs.field(factory=dict)
 
@@ -102,7 +100,7 @@ class Ledger:
         found = self._live.get(key)
         if found is None:
             self.now += 1
-            found = self._live[key] = Holding(0, op, kind, name, self.now, self.step)
+            found = self._live[key] = Holding(0, op, kind, name, self.now)
             self.holdings.append(found)
         if holder is not None and id(holder) not in found.references:
             freed, place = self._freed, (key, id(holder))

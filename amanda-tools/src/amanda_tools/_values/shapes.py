@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from amanda.interface.specs import TensorSpec
+from amanda.tools.canonical import total
 from amanda_tools._internals import batch_sizes, local_part, may_be_batched
 
 Shape = tuple[int, ...]
@@ -76,8 +78,7 @@ def size_of(tensor: Any) -> int:
 
 def total_bytes(tensors: Iterable[Any] | None) -> int | None:
     """Return the bytes of the elements of tensors; None if those of one are unknown."""
-    sizes = [byte_size(tensor) for tensor in tensors or () if tensor is not None]
-    return None if None in sizes else sum(size or 0 for size in sizes)
+    return total(byte_size(tensor) for tensor in tensors or () if tensor is not None)
 
 
 def element_count(tensor: Any) -> int | None:
@@ -95,10 +96,9 @@ def element_count(tensor: Any) -> int | None:
 def byte_size(tensor: Any) -> int | None:
     """Return the bytes of the elements of a tensor, or of one described; None if its shape or
     element type is unknown."""
+    if isinstance(tensor, TensorSpec):
+        return tensor.nbytes
     dtype = getattr(tensor, "dtype", None)
     item = getattr(dtype, "itemsize", None) or getattr(dtype, "size", None)
-    if isinstance(dtype, str):
-        # The description of a tensor.
-        item = getattr(tensor, "itemsize", None)
     size = element_count(tensor)
     return None if item is None or size is None else size * int(item)

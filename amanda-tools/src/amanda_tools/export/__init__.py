@@ -22,12 +22,11 @@ from typing import Any
 from amanda.errors import UnsupportedProgramError
 from amanda.files import check_place
 from amanda.state import STATE
-from amanda_tools.export.changes import Change, ChangingTool, Exported, Function, Mask, Rounding
+from amanda_tools.export.changes import Change, Exported, Function, Mask, Rounding
 
 __all__ = [
     "FORMATS",
     "Change",
-    "ChangingTool",
     "Exported",
     "Function",
     "Mask",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import numpy as np
@@ -100,17 +100,6 @@ class Function:
 
 
 Change = Rounding | Mask | Function
-
-
-class ChangingTool(Protocol):
-    """A tool whose changes can be exported."""
-
-    def changes(self) -> Sequence[Change]:
-        """Return what the tool changes.
-
-        Raises:
-            AmandaError: it is not known yet, or is no such change; the message gives the reason.
-        """
 
 
 @attrs.frozen

@@ -15,6 +15,7 @@ import numpy as np
 
 import amanda
 from amanda.files import put_beside
+from amanda.interface.calls import Variable
 from amanda.tools.alignment import run_example
 from amanda_tools._operators.weights import WeightsOfRun
 from amanda_tools._values.tensors import Array
@@ -52,6 +53,8 @@ class Exporter(BaseExporter):
         self._names: list[str] = []
         self._in_floats = set[str]()
         """In LiteRT, ids of the operators that multiply rounded floating-point numbers."""
+        self._weights: dict[Change, tuple[Variable, Any]] = {}
+        """Of changes of weights the variable, and the type in which the operator reads it."""
 
     def write(self, path: Path) -> Exported:
         """Write the file or folder, and check it.
@@ -68,27 +71,28 @@ class Exporter(BaseExporter):
         run.check(changes)
         for change in changes:
             weight = weights.of_op(change.op, change.input)
-            is_weight = weight is not None and weight.variable is not None
+            if weight is not None and weight.variable is not None:
+                self._weights[change] = weight.variable, weight.value.dtype
             if weight is not None and _is_in_floats(change, tuple(weight.value.shape)):
                 self._in_floats.add(change.op)
-            if reason := self._reason(change, path.suffix, is_weight):
+            if reason := self._reason(change, path.suffix):
                 self._leave(change.op, f"{_NAMES[path.suffix]} cannot express its change: {reason}")
         kept = [change for change in changes if change.op not in self.left]
         with put_beside(path, () if path.suffix else SAVED_MODEL) as partial:
-            with self._refusing(_NAMES[path.suffix]), self._baked(kept, weights) as others:
-                self._save(partial, kept, others)
+            with self._refusing(_NAMES[path.suffix]), self._baked(kept):
+                self._save(partial, kept)
             difference = self._checked(partial, kept)
         return Exported(path, list({change.op: 1 for change in kept}), self.left, difference)
 
     # -- what a format can have ---------------------------------------------
 
-    def _reason(self, change: Change, suffix: str, is_weight: bool) -> str:
+    def _reason(self, change: Change, suffix: str) -> str:
         """Return the reason why a format cannot have a change; "" if it can."""
         rounding = change if isinstance(change, Rounding) else None
         count = 0 if rounding is None else np.size(rounding.scale)
         if rounding is not None and rounding.axis is None and count > 1:
             return "its channels are on several axes"
-        if is_weight or not suffix:
+        if change in self._weights or not suffix:
             return ""
         if rounding is None or count > 1 or rounding.integers is not None:
             return f"input {change.input} is no weight, and not rounded by one scale"
@@ -108,17 +112,15 @@ class Exporter(BaseExporter):
     # -- writing ------------------------------------------------------------
 
     @contextmanager
-    def _baked(self, changes: Sequence[Change], weights: WeightsOfRun) -> Iterator[list[Change]]:
-        """Write the changes of weights into the model meanwhile; give the other changes."""
-        before, others = self._model.get_weights(), list[Change]()
+    def _baked(self, changes: Sequence[Change]) -> Iterator[None]:
+        """Write the changes of weights into the model meanwhile."""
+        before = self._model.get_weights()
         try:
             for change in changes:
-                weight = weights.of_op(change.op, change.input)
-                if weight is None or weight.variable is None:
-                    others.append(change)
-                else:
-                    weight.variable.change(partial(self._changed, change, weight.value.dtype))
-            yield others
+                if change in self._weights:
+                    variable, dtype = self._weights[change]
+                    variable.change(partial(self._changed, change, dtype))
+            yield
         finally:
             self._model.set_weights(before)
 
@@ -127,14 +129,14 @@ class Exporter(BaseExporter):
         changed = checks.changed(self._tf.cast(value, dtype or value.dtype), change)
         return self._tf.cast(changed, value.dtype)
 
-    def _save(self, path: Path, kept: Sequence[Change], others: Sequence[Change]) -> None:
+    def _save(self, path: Path, kept: Sequence[Change]) -> None:
+        others = [change for change in kept if change not in self._weights]
         if path.suffix == ".keras":
             name = self._model.name
             self._with_roundings(self._model, others, name, name, Counter()).save(path)
             return
         if path.suffix == ".tflite":
-            lite = (self._for_lite(change, is_weight=change not in others) for change in kept)
-            others = [change for change in lite if change is not None]
+            others = [lite for change in kept if (lite := self._for_lite(change)) is not None]
         serve, module = self._served(others)
         if path.suffix != ".tflite":
             self._tf.saved_model.save(module, str(path), signatures={_SIGNATURE: serve})
@@ -217,9 +219,10 @@ class Exporter(BaseExporter):
 
         return run
 
-    def _for_lite(self, change: Change, is_weight: bool) -> Change | None:
+    def _for_lite(self, change: Change) -> Change | None:
         """Return a rounding as the operator by which the converter knows one; None for a weight
         that stays in floating point, with the values that it has now."""
+        is_weight = change in self._weights
         if not isinstance(change, Rounding) or change.op in self._in_floats:
             return None if is_weight else change
         if is_weight:

@@ -6,10 +6,12 @@ import copy
 import importlib
 import inspect
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import amanda
 from amanda.errors import UnsupportedProgramError
 from amanda.interface.points import PointContext
 from amanda.tool import vanilla
@@ -17,10 +19,23 @@ from amanda_tools._internals import leaves_of
 
 
 class ModelOfRun:
-    """Notes the outermost modules of PyTorch and Keras that a program calls."""
+    """Notes the outermost modules of PyTorch and Keras that a program calls.
 
-    def __init__(self) -> None:
+    Args:
+        tool: gets the routines.
+        target: what is exported at the end of the program, a file or folder; "" for nothing.
+
+    Attributes:
+        target: its path; None for nothing.
+    """
+
+    def __init__(self, tool: amanda.Tool, target: str) -> None:
         self._calls: dict[str, tuple[Any, Any]] = {}
+        # Absolute: the program may change the current folder.
+        self.target = Path(target).absolute() if target else None
+        if self.target is not None:
+            tool.add_inst_for_pass(self.note)
+            tool.add_inst_for_pass(self.note, end=True)
 
     def note(self, context: PointContext) -> None:
         """Routine at the begin and the end of a forward pass: note the first call of a model."""

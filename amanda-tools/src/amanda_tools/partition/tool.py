@@ -86,16 +86,13 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         self._facts: dict[str, _Facts] = {}
         self._calls = self._call = 0
         self._planned: tuple[int, Plan] | None = None
-        self._models = ModelOfRun()
-        # Absolute: the program may change the current folder.
-        self._folder = Path(self.options.export).absolute() if self.options.export else None
-        if self._folder is not None:
-            made = (self._folder, *self._folder.parents)
+        self._models = ModelOfRun(self, self.options.export)
+        if (folder := self._models.target) is not None:
+            made = (folder, *folder.parents)
             nearest = next(path for path in made if path.exists())
             if not nearest.is_dir():
                 raise NotADirectoryError(f"{nearest} is a file")
             check_target(nearest / f"part1.{self.options.format}")
-            self.add_inst_for_pass(self._models.note)
         self.depends_on(self._tracing)
         self.add_inst_for_pass(self._begin)
         self.add_inst_for_pass(self._end, end=True)
@@ -104,7 +101,7 @@ class PartitionTool(PrintingTool[PartitionOptions]):
     @property
     def needs_end(self) -> bool:
         """True if the end of a program exports the model, or is an error; read by `amanda run`."""
-        return self._folder is not None or bool(self.plan().refusal)
+        return self._models.target is not None or bool(self.plan().refusal)
 
     def _begin(self, _: PointContext) -> None:
         self._calls += 1
@@ -267,9 +264,9 @@ class PartitionTool(PrintingTool[PartitionOptions]):
         """
         if (plan := self.plan()).refusal:
             raise UnsupportedProgramError(plan.refusal)
-        if self._folder is not None:
+        if (folder := self._models.target) is not None:
             model, inputs = self._models.of(self.name, plan.part_of)
-            self.export_parts(model, inputs, self._folder, format=self.options.format)
+            self.export_parts(model, inputs, folder, format=self.options.format)
 
     # -- result -----------------------------------------------------------
 

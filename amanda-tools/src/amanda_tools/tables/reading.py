@@ -8,8 +8,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,8 +17,15 @@ import attrs
 import duckdb
 
 from amanda.errors import AmandaError, FileError
-from amanda.files import TemporaryFolder, new_beside, parse_json, read_json
-from amanda.results import RunReport, Table, ToolReport
+from amanda.files import (
+    TemporaryFolder,
+    new_beside,
+    parse_json,
+    read_json,
+    read_result,
+    result_files,
+)
+from amanda.results import RunReport, Table, ToolReport, listed
 from amanda_tools.tables.rows import COLUMNS, copy_to, create_table, quoted, rows_of, write_rows
 from amanda_tools.tables.views import VIEWS
 from amanda_tools.tables.writing import PART, SCHEMA
@@ -32,9 +39,6 @@ _MEMORY = "400MB"
 THREADS = min(4, os.cpu_count() or 1)
 """Of DuckDB; each of more threads needs a part of the memory."""
 
-_SHOWN = 8
-"""Numbers of ranks in a message."""
-
 _MOST_ROWS = 10_000
 """Rows of an answer that are printed."""
 
@@ -43,8 +47,6 @@ _MOST_SHOWN = 1000
 
 _CLOCKS = 1.0
 """Seconds by which clocks may differ."""
-
-_JSON = re.compile(r"(?P<tool>.+?)(?:-rank(?P<rank>\d{1,9}))?\.json")
 
 _IN_SQL: _Errors = (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
 """Mistakes in a query."""
@@ -66,7 +68,7 @@ def merge(folder: str) -> tuple[list[str], list[str]]:
     with _opened(folder, merged=False) as tables:
         names = [name for name, files in tables.files.items() if PART.fullmatch(files[0])]
         for name in names:
-            tables.try_again(lambda name=name: _write(tables, folder, name))  # type: ignore[misc]
+            tables.try_again(partial(_write, tables, folder, name))
         # Of some tables all files may be damaged.
         names = [name for name in names if name in tables.files]
         if not names:
@@ -93,14 +95,8 @@ def query(folder: str, sql: str) -> tuple[Table, list[str]]:
     """
     with _opened(folder) as tables:
         tables.try_again(tables.create_views)
-        found = tables.try_again(lambda: _answer(tables, sql), _IN_SQL)
-        return found, tables.problems
-
-
-def _answer(tables: _Tables, sql: str) -> Table:
-    # Without the files that could not be read.
-    tables.create_views()
-    return _select(tables, sql) if sql else _contents(tables)
+        answer = partial(_select, tables, sql) if sql else partial(_contents, tables)
+        return tables.try_again(answer, _IN_SQL), tables.problems
 
 
 def _select(tables: _Tables, sql: str) -> Table:
@@ -119,7 +115,8 @@ def report(folder: str) -> RunReport:
         TablesError: there are no tables.
     """
     with _opened(folder) as tables:
-        shown = tables.try_again(lambda: _shown(tables))
+        tables.try_again(tables.create_views)
+        shown = tables.try_again(partial(_shown, tables))
         about = "The ranks of a run side by side, in a step or of the mean of samples."
         ranks = ToolReport(name="ranks", about=about, tables=shown, lost=tables.problems)
         return RunReport(title=f"amanda merge {folder}", facts={"folder": folder}, tools=[ranks])
@@ -127,7 +124,6 @@ def report(folder: str) -> RunReport:
 
 def _shown(tables: _Tables) -> list[Table]:
     """The answers of the views for each table and figure, with their first rows."""
-    tables.create_views()
     found = []
     for name in tables.files:
         for (figure,) in tables.rows(f'SELECT DISTINCT figure FROM "{name}" ORDER BY figure'):
@@ -192,44 +188,39 @@ class _Tables:
         Raises:
             TablesError: something else is wrong.
         """
-        # A look at all values takes long.
-        for explain in (self._is_foreign, self._is_damaged, None):
-            try:
-                return act()
-            except duckdb.Error as error:
-                if explain is None or isinstance(error, mistakes):
-                    raise TablesError(_line(error)) from None
-                self._drop(explain)
-            if not self.files:
-                break
-        raise TablesError(f"no table can be read: {'; '.join(self.problems)}")
+        try:
+            return act()
+        except duckdb.Error as error:
+            if isinstance(error, mistakes):
+                raise TablesError(_line(error)) from None
+        self._drop_damaged()
+        try:
+            return act()
+        except duckdb.Error as error:
+            raise TablesError(_line(error)) from None
 
-    def _is_foreign(self, file: str) -> str:
-        names = self.connection.execute("SELECT name FROM parquet_schema($1)", [[file]]).fetchall()
-        wanted = {*COLUMNS} if PART.fullmatch(file) else {*COLUMNS, "rank"}
-        missing = wanted - {name for (name,) in names}
-        return f"it has no column {', '.join(sorted(missing))}" if missing else ""
+    def _drop_damaged(self) -> None:
+        """Leave out the files of which not all values can be read.
 
-    def _is_damaged(self, file: str) -> str:
-        # All values are read; a count or a minimum may come from the statistics of the file.
+        Raises:
+            TablesError: no others are left.
+        """
+        # A count or a minimum may come from the statistics of the file.
         values = ", ".join(f"{column}::{kind}" for column, kind in COLUMNS.items())
-        every = f"SELECT bit_xor(hash({values})) FROM read_parquet($1)"
-        self.connection.execute(every, [[file]]).fetchall()
-        return ""
-
-    def _drop(self, explain: Callable[[str], str]) -> None:
-        """Leave out the files for which there is a reason or an error."""
         for name, files in list(self.files.items()):
             for file in files[:]:
+                rank = "" if PART.fullmatch(file) else ", rank"
+                every = f"SELECT bit_xor(hash({values}{rank})) FROM read_parquet($1)"
                 try:
-                    reason = explain(file)
+                    self.connection.execute(every, [[file]]).fetchall()
                 except duckdb.Error as error:
-                    reason = _line(error)
-                if reason:
                     files.remove(file)
-                    self.problems.append(f"{file} is left out: {reason}")
+                    self.problems.append(f"{file} is left out: {_line(error)}")
             if not files:
                 del self.files[name]
+        if not self.files:
+            raise TablesError(f"no table can be read: {'; '.join(self.problems)}")
+        self.create_views()
 
 
 def _line(error: BaseException) -> str:
@@ -294,15 +285,15 @@ def _find(tables: _Tables, folder: str, spare: Path, *, merged: bool) -> None:
                 tables.files.setdefault(name, []).append(path)
             else:
                 header["earlier"] = header.get("earlier", 0) + 1
-    for name, of_ranks in headers.items():
-        tables.problems += (f"{name}: {problem}" for problem in _compare(of_ranks))
-    _add_ranks(tables, headers)
     for path in _glob(tables, folder, "*.parquet"):
         name = Path(path).stem
         if name not in tables.files or (merged and _is_newest(path, tables.files[name])):
             tables.files[name] = [path]
     if "://" not in folder:
-        _read_results(tables, Path(folder), spare)
+        _read_results(tables, headers, Path(folder), spare)
+    for name, of_ranks in headers.items():
+        tables.problems += (f"{name}: {problem}" for problem in _compare(of_ranks))
+    _add_ranks(tables, headers)
 
 
 def _is_newest(path: str, others: Iterable[str]) -> bool:
@@ -342,28 +333,23 @@ def _compare(headers: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     """Yield what the headers of a tool's ranks say of what is missing or does not fit."""
     counts = {h["rank"].get("count") for h in headers.values() if "rank" in h}
     known = [count for count in counts if type(count) is int]
-    if missing := sorted(set(range(min(max(known, default=0), 1_000_000))) - headers.keys()):
-        yield f"no table of {_ranks(missing)}"
+    if missing := set(range(min(max(known, default=0), 1_000_000))) - headers.keys():
+        yield f"no table of rank {listed(missing)}"
     if len(known) > 1:
         yield f"the tables are of runs with {' and '.join(map(str, sorted(known)))} ranks"
     if without := [rank for rank, header in headers.items() if "rank" not in header]:
-        yield f"no header of {_ranks(without)}"
+        yield f"no header of rank {listed(without)}"
     for what in ("tool_schema", "versions"):
         if len({str(h[what]) for h in headers.values() if what in h}) > 1:
             yield f"the tables are of different versions ({what} in their headers)"
     if lost := [rank for rank, header in headers.items() if header.get("rows_dropped")]:
-        yield f"rows were not written on {_ranks(lost)}"
+        yield f"rows were not written on rank {listed(lost)}"
     if earlier := [rank for rank, header in headers.items() if header.get("earlier")]:
-        yield f"parts of an earlier run, which had ended, are left out on {_ranks(earlier)}"
+        yield f"parts of an earlier run, which had ended, are left out on rank {listed(earlier)}"
     clocks = [h.get("clock_offset") for h in headers.values()]
     offsets = [offset for offset in clocks if isinstance(offset, (int, float))]
     if offsets and max(offsets) - min(offsets) > _CLOCKS:
         yield f"clocks differ by {max(offsets) - min(offsets):.0f} s, see clock_offset of headers"
-
-
-def _ranks(numbers: Iterable[int]) -> str:
-    some = sorted(numbers)
-    return f"rank {', '.join(map(str, some[:_SHOWN]))}{', ...' * (len(some) > _SHOWN)}"
 
 
 def _add_ranks(tables: _Tables, headers: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> None:
@@ -376,10 +362,10 @@ def _add_ranks(tables: _Tables, headers: Mapping[str, Mapping[int, Mapping[str, 
         "mesh": "MAP(VARCHAR, BIGINT)",
     }
     rows = [
-        {**header, "tool": tool, "rank": rank, "mesh": _mesh(header["rank"])}
+        {**header, **place, "tool": tool, "rank": rank, "mesh": _mesh(place)}
         for tool, of_ranks in headers.items()
         for rank, header in of_ranks.items()
-        if "rank" in header
+        if (place := header.get("rank"))
     ]
     create_table(tables.connection, "ranks", kinds, rows)
 
@@ -391,23 +377,27 @@ def _mesh(place: Mapping[str, Any]) -> Mapping[str, int]:
     return {name: n for name, n in axes if name.isidentifier() and type(n) is int}
 
 
-def _read_results(tables: _Tables, folder: Path, spare: Path) -> None:
-    """Add the results in JSON of tools that have no tables."""
-    found: dict[str, dict[int, Path]] = collections.defaultdict(dict)
-    for path in sorted(folder.glob("*.json")):
-        if (name := _JSON.fullmatch(path.name)) and name["tool"] not in tables.files:
-            found[name["tool"]][int(name["rank"] or -1)] = path
+def _read_results(
+    tables: _Tables, headers: dict[str, dict[int, Any]], folder: Path, spare: Path
+) -> None:
+    """Add the results in JSON of tools that have no tables, and the places of their ranks."""
+    found: dict[str, dict[int | None, Path]] = collections.defaultdict(dict)
+    for name, rank, path in result_files(folder):
+        if (tool := name.removesuffix(".json")) not in tables.files:
+            found[tool][rank] = path
     for tool, paths in found.items():
         if len(paths) > 1:
             # That of all ranks repeats theirs.
-            paths.pop(-1, None)
+            paths.pop(None, None)
         for rank, path in paths.items():
             try:
-                result = read_json(path)
-                parts = list(_parts_of(result, max(rank, 0)))
-            except (AmandaError, AttributeError, KeyError, TypeError, ValueError) as error:
-                if isinstance(error, AmandaError):
-                    tables.problems.append(str(error))
+                result = read_result(path) or {"ops": ()}
+                parts = list(_parts_of(result, rank or 0))
+                for place in result.get("places", [result.get("rank")]):
+                    if isinstance(place, dict):
+                        headers[tool][int(place["number"])] = {"rank": place}
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                tables.problems.append(f"{path} is left out: {error}")
                 continue
             for number, steps, rows in parts:
                 part = spare / tool / f"rank={number}" / "part-0.parquet"
@@ -416,7 +406,9 @@ def _read_results(tables: _Tables, folder: Path, spare: Path) -> None:
                 tables.files.setdefault(tool, []).append(part.as_posix())
 
 
-def _parts_of(result: Any, rank: int) -> Iterator[tuple[int, int, list[Mapping[str, Any]]]]:
+def _parts_of(
+    result: Mapping[str, Any], rank: int
+) -> Iterator[tuple[int, int, list[Mapping[str, Any]]]]:
     """Yield rank, steps and rows of a result in JSON, of a merged one for each of its ranks."""
     groups: dict[int, list[Any]] = collections.defaultdict(list)
     for row in result["ops"]:

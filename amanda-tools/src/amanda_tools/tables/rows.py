@@ -1,6 +1,6 @@
 """The rows of tables of results: of one tool, operator, figure and window of steps each.
 
-``Windows(tool).take(steps)`` gives those since the last call, :func:`write_rows` writes them.
+:func:`rows_of` gives those since the last call, :func:`write_rows` writes them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
 import duckdb
 import numpy as np
 
 from amanda.files import new_beside
-from amanda.tools.reporting import ReportingTool
 
 COLUMNS = {
     **dict.fromkeys(("run", "host"), "VARCHAR"),
@@ -33,18 +31,6 @@ _OF_SAMPLES = ("count", "sum", "min", "max", "sum_squares", "histogram")
 Row = Mapping[str, Any]
 Sums = dict[tuple[str, str], tuple[float | None, int]]
 """By operator and figure the last known sum, and the steps that had ended then."""
-
-
-@attrs.define(eq=False)
-class Windows:
-    """Gives the rows of a tool window by window."""
-
-    tool: ReportingTool[Any]
-    _before: Sums = attrs.field(factory=dict)
-
-    def take(self, ended: int) -> list[Row]:
-        """The rows since the last call, where so many steps of the run have ended."""
-        return list(rows_of(self.tool.window_rows(), self.tool.figures, ended, self._before))
 
 
 def rows_of(
@@ -121,11 +107,11 @@ def create_table(
         connection: to DuckDB.
         name: of the table.
         kinds: the columns and their types.
-        rows: the rows; what one lacks is null.
+        rows: the rows; what one lacks, or its type cannot hold, is null.
     """
-    columns = {key: _column(kind, [row.get(key) for row in rows]) for key, kind in kinds.items()}
+    columns = {key: _texts([row.get(key) for row in rows]) for key in kinds}
     connection.register("given", columns)
-    values = ", ".join(f"{key}::{kind} AS {key}" for key, kind in kinds.items())
+    values = ", ".join(f"try_cast({key} AS {kind}) AS {key}" for key, kind in kinds.items())
     connection.execute(f"CREATE TABLE {name} AS SELECT {values} FROM given")
     connection.unregister("given")
 
@@ -140,20 +126,10 @@ def quoted(value: Any) -> str:
     return "'" + str(value).replace("'", "''") + "'"
 
 
-def _column(kind: str, values: list[Any]) -> Any:
-    if kind in ("BIGINT", "DOUBLE"):
-        form = np.int64 if kind == "BIGINT" else np.float64
-        given = [value if _fits(value, form) else None for value in values]
-        missing = [value is None for value in given]
-        given = [0 if value is None else value for value in given]
-        return np.ma.masked_array(np.array(given, dtype=form), missing)
+def _texts(values: list[Any]) -> Any:
     found = np.empty(len(values), dtype=object)
     found[:] = [value if value is None else _text(value) for value in values]
     return found
-
-
-def _fits(value: Any, form: type) -> bool:
-    return isinstance(value, (int, float)) and (form is np.float64 or abs(value) < 1 << 63)
 
 
 def _text(value: Any) -> str:

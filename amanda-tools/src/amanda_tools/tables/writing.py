@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from amanda.files import read_json, write_json
 from amanda.interface.points import PointContext
 from amanda.registry.distributions import amanda_versions
 from amanda.tools.reporting import ReportingTool
-from amanda_tools.tables.rows import Windows, write_rows
+from amanda_tools.tables.rows import Sums, rows_of, write_rows
 
 SCHEMA = 1
 """Version of headers and of the columns."""
@@ -112,9 +111,10 @@ class RankTable:
         self, folder: Path, tool: ReportingTool[Any], place: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._place = place
-        self.folder = folder / f"rank={place()['number']}"
+        now = place()
+        self.folder, self._host = folder / f"rank={now['number']}", now["host"]
         self.lost = ""
-        self._windows = Windows(tool)
+        self._tool, self._before = tool, Sums()
         self.folder.mkdir(parents=True, exist_ok=True)
         # Of a process that was killed.
         for partial in self.folder.glob(".amanda-*.partial"):
@@ -126,7 +126,6 @@ class RankTable:
             "tool": tool.name,
             "tool_schema": tool.schema,
             **self._job(),
-            "host": socket.gethostname(),
             "versions": {"Python": platform.python_version(), **amanda_versions()},
             "began": time.time(),
             "first_step": None,
@@ -179,9 +178,10 @@ class RankTable:
             is_last: whether the run has ended.
         """
         header, rows = self.header, []
-        common = {key: header[key] for key in ("run", "host", "attempt")}
+        common = {"run": header["run"], "host": self._host, "attempt": header["attempt"]}
         try:
-            rows = self._windows.take(step)
+            given = self._tool.window_rows()
+            rows = list(rows_of(given, self._tool.figures, step, self._before))
             if rows:
                 part = self.folder / f"part-{self._next}.parquet"
                 write_rows(part, rows, {**common, "step": step})

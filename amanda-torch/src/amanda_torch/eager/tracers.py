@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from amanda.engine.frames import warn_of_lost_changes
 from amanda.python.patching import PatchSet, named_as
 from amanda.python.signatures import signature_of
 from amanda.registry import import_hook
@@ -49,7 +50,7 @@ class Tracers:
         self._has_checks = True
         self._has_mode = True
         self._watches: list[import_hook.Watch] = []
-        self._said_compiled = self._said_unchanged = False
+        self._said_compiled = False
 
     def attach(
         self,
@@ -161,8 +162,10 @@ class Tracers:
                 args = (*args[:place], args[place] + 1, *args[place + 1 :])
             elif is_counting_frames:
                 kwargs[_internals.FRAMES_UP] = kwargs.get(_internals.FRAMES_UP, 0) + 1
-            if vanilla.__name__ == _internals.EXPORT:
-                self._say_unchanged()
+            interceptor = LOCAL.interceptor
+            is_seen = interceptor is not None and not interceptor.is_quiet()
+            if is_seen and vanilla.__name__ == _internals.EXPORT:
+                warn_of_lost_changes(("torch",))
             with self.suspended():
                 return vanilla(*args, **kwargs)
 
@@ -198,20 +201,6 @@ class Tracers:
             return capturing
 
         return optimize
-
-    def _say_unchanged(self) -> None:
-        """Warn if the program exports a model under a tool that can export what it changes."""
-        interceptor = LOCAL.interceptor
-        if interceptor is None or interceptor.is_quiet() or self._said_unchanged:
-            return
-        tools = [tool for scope in STATE.scopes for tool in scope.tools]
-        if named := [type(tool).__name__ for tool in tools if hasattr(tool, "export_model")]:
-            self._said_unchanged = True
-            _internals.warn_program(
-                f"torch.export records the model without the changes of {', '.join(named)}; "
-                "after the with-block tool.export_model(model, example_inputs, path) writes it "
-                "with them"
-            )
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
