@@ -1,4 +1,4 @@
-"""Three processes for :mod:`tests.tools.test_stragglers`; a file of JSON of each tells of them.
+"""Four processes for :mod:`tests.tools.test_stragglers`; a file of JSON of each tells of them.
 
     python -m tests.tools.straggler_ranks /tmp/folder
 
@@ -26,7 +26,7 @@ import amanda
 from amanda_tools.nan import NanTool
 from amanda_tools.stragglers import StragglersTool
 
-SIZE, STEPS, SECONDS = 3, 16, 0.03
+SIZE, STEPS = 4, 12
 
 
 class Sleeping(torch.autograd.Function):
@@ -34,7 +34,7 @@ class Sleeping(torch.autograd.Function):
 
     @staticmethod
     def forward(_: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
-        time.sleep(seconds)
+        time.sleep(seconds or 0.001)
         return x * 2
 
     @staticmethod
@@ -43,8 +43,10 @@ class Sleeping(torch.autograd.Function):
 
 
 class Slow(nn.Module):
+    seconds = 0.0
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Sleeping.apply(x, SECONDS if dist.get_rank() == SIZE - 1 else 0.002)
+        return Sleeping.apply(x, self.seconds if dist.get_rank() == SIZE - 1 else 0.0)
 
 
 class Net(nn.Module):
@@ -58,9 +60,12 @@ class Net(nn.Module):
         return self.second(self.slow(self.first(x))).square().add(1 - self.shift).log()
 
 
-def train(*tools: amanda.Tool, steps: int = STEPS, shifted: int = -1) -> dict[str, Any]:
+def train(
+    *tools: amanda.Tool, steps: int = STEPS, seconds: float = 0.0, shifted: int = -1
+) -> dict[str, Any]:
     """Train under tools; the model of rank 1 takes the logarithm of negative numbers in a step."""
     model, content, said, before = Net(), b"", io.StringIO(), ""
+    model.slow.seconds = seconds
     with contextlib.redirect_stderr(said), amanda.apply(*tools):
         for step in range(steps):
             model.shift = 1e9 if step == shifted and dist.get_rank() == 1 else 0.0
@@ -83,15 +88,15 @@ def train(*tools: amanda.Tool, steps: int = STEPS, shifted: int = -1) -> dict[st
 def main(rank: int) -> dict[str, Any]:
     """What this rank tells."""
     found: dict[str, Any] = {"plain": train()}
-    tool = StragglersTool(every=2, windows=2)
-    found["late"] = train(tool)
+    tool = StragglersTool(every=3, windows=2)
+    found["late"] = train(tool, seconds=0.1)
     result = tool.result()
     found["late"] |= {
         "summary": result["summary"],
         "ops": result["ops"],
         "types": [row["type"] for row in result["ops"]],
     }
-    found["partly"] = train(*([StragglersTool(every=1)] if rank else []))
+    found["partly"] = train(*([StragglersTool(every=2)] if rank else []))
     dist.barrier()
     os.environ.pop("MASTER_ADDR")
     found["gone"] = train(StragglersTool(every=2))

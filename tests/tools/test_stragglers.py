@@ -90,7 +90,7 @@ def test_operators_are_named_together(within: str, what: str, direction: str) ->
     places = [key[1].startswith(within) and direction in key[2] for key in KEYS]
     # With all of the backward pass slow, the median pace is not that of the forward pass.
     for seed in range(5):
-        found = named(seed, rank=2, places=np.array(places), times=1.6, spread=0.3)
+        found = named(seed, rank=2, places=np.array(places), times=1.6, spread=0.1)
         assert {of.rank for of in found} == {2}
         if not direction:
             assert [(of.part.what, of.part.direction) for of in found] == [(what, direction)]
@@ -120,30 +120,30 @@ def test_ranks_with_other_operators_and_missing_ones() -> None:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of three processes tells, see :mod:`tests.tools.straggler_ranks`."""
+    """What each of four processes tells, see :mod:`tests.tools.straggler_ranks`."""
     folder = tmp_path_factory.mktemp("ranks")
     words = ("-m", "tests.tools.straggler_ranks", str(folder))
     done = run_python(*words, env={"OMP_NUM_THREADS": "1"}, seconds=200)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"{rank}.json").read_text("utf-8")) for rank in range(3)]
+    return [json.loads((folder / f"{rank}.json").read_text("utf-8")) for rank in range(4)]
 
 
 def test_a_rank_is_named_while_it_runs(ranks: list[dict[str, Any]]) -> None:
     """By the first rank: the operator in which it sleeps, and not those that wait for it."""
     told, summary = ranks[0]["late"]["stderr"], ranks[0]["late"]["summary"]
-    assert "rank 2 is" in told
+    assert "rank 3 is" in told
     assert "late in Net.slow/Sleeping:0 forward" in told
-    row = next(row for row in summary["stragglers"] if row["rank"] == 2)
+    row = next(row for row in summary["stragglers"] if row["rank"] == 3)
     assert (row["what"], row["direction"]) == ("Net.slow/Sleeping:0", "forward")
-    assert row["seconds"] > 0.015
+    assert row["seconds"] > 0.05
     assert not any("all_reduce" in of for of in ranks[0]["late"]["types"])
     assert (summary["not_compared"], ranks[1]["late"]["summary"]["stragglers"]) == ("", [])
     ops = {row["id"]: row for row in ranks[0]["late"]["ops"]}
-    assert ops["Net.slow/Sleeping:0"]["slowest_rank"] == 2
+    assert ops["Net.slow/Sleeping:0"]["slowest_rank"] == 3
 
 
 def test_gradients_stay_bit_identical(ranks: list[dict[str, Any]]) -> None:
-    assert [len({of["plain"]["bits"], of["late"]["bits"]}) for of in ranks] == [1, 1, 1]
+    assert [len({of["plain"]["bits"], of["late"]["bits"]}) for of in ranks] == [1] * 4
 
 
 def test_the_first_rank_without_the_tool(ranks: list[dict[str, Any]]) -> None:
@@ -164,7 +164,7 @@ def test_a_nan_of_one_rank_is_told_before_the_exchange(ranks: list[dict[str, Any
     """With rank, step and operator, before the gradients are summed up; by this rank only."""
     told = [of["nan"]["before"] for of in ranks]
     assert told[1].startswith("amanda: nan: rank 1, step 1: log produced NaN")
-    assert (told[0], told[2]) == ("", "")
+    assert [told[rank] for rank in (0, 2, 3)] == ["", "", ""]
 
 
 # -- one process ------------------------------------------------------------------

@@ -84,8 +84,8 @@ class Part:
     members: frozenset[int]
 
     def overlaps(self, other: Part) -> bool:
-        """True if one of them is within the other."""
-        return self.members <= other.members or other.members <= self.members
+        """True if they have an operator in common."""
+        return not self.members.isdisjoint(other.members)
 
 
 @attrs.frozen
@@ -268,11 +268,15 @@ def _parts_of(keys: Sequence[Key]) -> list[Part]:
 
 
 def _innermost(found: Sequence[Straggler]) -> list[Straggler]:
-    """Of parts within each other, the smallest one with most of the lateness of the larger ones."""
-    kept: list[Straggler] = []
-    for of in sorted(found, key=lambda each: len(each.part.members)):
-        within = [each for each in kept if each.part.members < of.part.members]
-        if not any(each.seconds >= _MOST * of.seconds for each in within):
-            kept = [each for each in kept if each not in within]
-            kept.append(of)
+    """Of parts that overlap, the smallest one with most of the lateness of the latest one."""
+    rest, kept = list(found), []
+    while rest:
+        latest = max(rest, key=lambda each: each.seconds)
+        within = [
+            each
+            for each in rest
+            if each.part.members <= latest.part.members and each.seconds >= _MOST * latest.seconds
+        ]
+        kept.append(min(within, key=lambda each: len(each.part.members)))
+        rest = [each for each in rest if not each.part.overlaps(kept[-1].part)]
     return kept
