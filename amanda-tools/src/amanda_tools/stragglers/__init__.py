@@ -95,6 +95,7 @@ class StragglersTool(ReportingTool[StragglersOptions]):
         # What follows is written in the thread.
         self._exchange: Exchange | None = None
         self._lost = ""
+        self._compared = 0
         self._names = Names([])
         self._seconds = self._sums = np.zeros(0)
         self._calls = np.zeros(0, np.int64)
@@ -181,21 +182,21 @@ class StragglersTool(ReportingTool[StragglersOptions]):
         try:
             if not self._lost:
                 act(window)
-        # Whatever happens to the store, the program goes on.
+        # Whatever happens to the store, the program goes on; it may end before the tool.
         except Exception as error:
-            cause = " ".join(str(error).split("\n")[0].split())
-            self._lost = f"{type(error).__name__}: {cause}"
             if not self._is_closing:
+                self._lost = f"{type(error).__name__}: {str(error).splitlines()[0]}"
                 _tell(f"the ranks' times are no longer exchanged: {self._lost}")
 
     def _share(self, window: int) -> None:
-        if self._exchange is None and (distributed := torch_group()) is not None:
+        if (distributed := torch_group()) is None:
+            return
+        if self._exchange is None:
             self._exchange = Exchange(distributed)
             if self._exchange.rank == 0:
                 size, options = self._exchange.size, self.options
                 self.comparison = Comparison(size, options.late, options.windows)
-        if (exchange := self._exchange) is None:
-            return
+        exchange = self._exchange
         exchange.write(window, self._names, self._seconds)
         # The other ranks have written the window before.
         self._compare(window - 1)
@@ -204,8 +205,10 @@ class StragglersTool(ReportingTool[StragglersOptions]):
             _tell("the first rank has no such tool and compares nothing: --ranks needs 0")
 
     def _compare(self, window: int) -> None:
-        if self.comparison is not None and self._exchange is not None and window:
-            for straggler in self.comparison.compare(window, self._exchange.read(window)):
+        exchange, comparison = self._exchange, self.comparison
+        if exchange is not None and comparison is not None and window > self._compared:
+            self._compared = window
+            for straggler in comparison.compare(window, exchange.read(window)):
                 _tell(f"step {window * self.options.every}: {straggler}")
 
     def _export(self) -> None:

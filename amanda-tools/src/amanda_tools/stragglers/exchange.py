@@ -40,14 +40,16 @@ class Exchange:
         distributed: the module ``torch.distributed``.
 
     Raises:
-        KeyError: the launcher has set no address.
+        LookupError: the launcher has set no address.
         RuntimeError: the store does not answer; by all methods.
     """
 
     def __init__(self, distributed: Any) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = distributed.TCPStore(address, port, timeout=_TIMEOUT, wait_for_workers=False)
+        address, port = map(os.environ.get, ("MASTER_ADDR", "MASTER_PORT"))
+        if not address or not port:
+            raise LookupError("MASTER_ADDR and MASTER_PORT are not set")
+        store = distributed.TCPStore(address, int(port), timeout=_TIMEOUT, wait_for_workers=False)
         # Scopes are told apart, and attempts by torchrun, which may keep the store.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefix = f"amanda/stragglers/{attempt}/{next(_SCOPES)}"
