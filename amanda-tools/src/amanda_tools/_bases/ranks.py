@@ -10,7 +10,7 @@ from amanda.cli.rank import Rank
 
 def torch_group() -> Any:
     """Return ``torch.distributed`` if the program has made a group of processes; else None."""
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
     is_there = distributed is not None and distributed.is_available()
     return distributed if is_there and distributed.is_initialized() else None
 

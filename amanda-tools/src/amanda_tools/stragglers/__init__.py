@@ -261,23 +261,10 @@ class StragglersTool(ReportingTool[StragglersOptions]):
         windows = f"{plural(self._window, 'window')} of {plural(self.options.every, 'step')}"
         if reason := self._not_compared():
             yield Table(f"stragglers: ranks were not compared: {reason}", (), ())
-        rows = [of.row(self.options.every) for of in found]
-        lines = [
-            (
-                row["rank"],
-                row["what"] or "the whole model",
-                row["direction"] or "both",
-                f"{row['mads']:.1f}",
-                f"{row['seconds'] / row['median']:+.0%}",
-                f"{1000 * row['seconds']:.3g}",
-                row["last_step"],
-            )
-            for row in rows
-        ]
-        columns = ("rank", "late in", "direction", "MAD", "more", "ms a step", "last step")
+        lines = [(str(of), of.window * self.options.every) for of in found]
         if found or not reason:
-            ranks = len({row["rank"] for row in rows})
-            yield Table(f"stragglers: {plural(ranks, 'rank')} late, in {windows}", columns, lines)
+            ranks = plural(len({of.rank for of in found}), "rank")
+            yield Table(f"stragglers: {ranks} late, in {windows}", ("late", "last step"), lines)
 
 
 class _Log(Log):
