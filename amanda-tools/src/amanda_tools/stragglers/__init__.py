@@ -66,7 +66,7 @@ class StragglersOptions:
 
 
 class StragglersTool(ReportingTool[StragglersOptions]):
-    """Names ranks that are late in an operator or a module, while they run.
+    """Names the rank that is late, and in which operator or module.
 
     Example: ``torchrun --nproc-per-node 8 -m amanda run -t stragglers -o out -- train.py``
 
