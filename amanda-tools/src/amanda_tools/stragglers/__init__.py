@@ -7,7 +7,7 @@ import contextlib
 import queue
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -107,11 +107,12 @@ class StragglersTool(ReportingTool[StragglersOptions]):
 
     def exit_scope(self) -> None:
         """Compare what is there, and end the thread; the store has seconds to answer."""
-        if self._thread is not None:
+        # In a forked child it does not run.
+        if self._thread is not None and self._thread.is_alive():
             self._is_closing = True
             self._queue.put(None)
             self._thread.join()
-            self._thread, self._is_closing = None, False
+        self._thread, self._is_closing = None, False
 
     # -- recording --------------------------------------------------------
 
@@ -156,13 +157,27 @@ class StragglersTool(ReportingTool[StragglersOptions]):
         last = 0
         while (window := self._queue.get()) is not None:
             last = window[0]
-            self._sum_up(*window)
-            if self.options.otel and last == 1:
-                self._export()
-            self._guarded(self._share, last)
+            self._guarded(self._work, *window)
         self._guarded(self._compare, last)
 
-    def _sum_up(self, _: int, numbers: array.array[int], marks: Sequence[int], ops: int) -> None:
+    def _guarded(self, act: Callable[..., None], *args: Any) -> None:
+        """Do something; give the exchange up if it fails, as where the store does not answer."""
+        try:
+            act(*args)
+        # Whatever happens here, the program goes on; it may end before the tool.
+        except Exception as error:
+            if not (self._is_closing or self._lost):
+                self._lost = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                _tell(f"the ranks' times are no longer exchanged: {self._lost}")
+
+    def _work(self, window: int, *records: Any) -> None:
+        self._sum_up(*records)
+        if self.options.otel and window == 1:
+            self._export()
+        if not self._lost:
+            self._share(window)
+
+    def _sum_up(self, numbers: array.array[int], marks: Sequence[int], ops: int) -> None:
         """Compute the median over steps of each operator's time in a step."""
         records = np.frombuffer(numbers, np.int64).reshape(-1, 4)[: marks[-1]]
         steps = np.searchsorted(marks, np.arange(len(records)), side="right")
@@ -176,17 +191,6 @@ class StragglersTool(ReportingTool[StragglersOptions]):
             self._names = Names([(op.id, op.module, op.direction) for op in found])
             self._sums, self._calls = np.pad(self._sums, (0, more)), np.pad(self._calls, (0, more))
         self._sums, self._calls = self._sums + sums.sum(axis=0), self._calls + calls.sum(axis=0)
-
-    def _guarded(self, act: Any, window: int) -> None:
-        """Do something with the store; give the exchange up if it does not answer."""
-        try:
-            if not self._lost:
-                act(window)
-        # Whatever happens to the store, the program goes on; it may end before the tool.
-        except Exception as error:
-            if not self._is_closing:
-                self._lost = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-                _tell(f"the ranks' times are no longer exchanged: {self._lost}")
 
     def _share(self, window: int) -> None:
         if (distributed := torch_group()) is None:
@@ -206,7 +210,8 @@ class StragglersTool(ReportingTool[StragglersOptions]):
 
     def _compare(self, window: int) -> None:
         exchange, comparison = self._exchange, self.comparison
-        if exchange is not None and comparison is not None and window > self._compared:
+        is_new = window > self._compared and not self._lost
+        if exchange is not None and comparison is not None and is_new:
             self._compared = window
             for straggler in comparison.compare(window, exchange.read(window)):
                 _tell(f"step {window * self.options.every}: {straggler}")
