@@ -96,7 +96,10 @@ def main(rank: int) -> dict[str, Any]:
         "ops": result["ops"],
         "types": [row["type"] for row in result["ops"]],
     }
-    found["partly"] = train(*([StragglersTool(every=2)] if rank else []))
+    others = [StragglersTool(every=2)] if rank else []
+    found["partly"] = train(*others)
+    if others:
+        found["partly"]["not_compared"] = others[0].summary()["not_compared"]
     dist.barrier()
     os.environ.pop("MASTER_ADDR")
     found["gone"] = train(StragglersTool(every=2))

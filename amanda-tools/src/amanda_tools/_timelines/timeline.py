@@ -145,31 +145,6 @@ class Sums:
         return [Total(*row) for row in rows]
 
 
-def timing_routines(
-    log: Log, number: int, wait: Callable[[], None] | None
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Make the routines before and after one operator.
-
-    Args:
-        log: takes the times.
-        number: of the operator.
-        wait: called before each look at the clock, to wait for a device; None for no call.
-    """
-    timer = Timer(log, number)
-    if wait is None:
-        return timer.start, timer.stop
-
-    def synchronized_start() -> None:
-        wait()
-        timer.start()
-
-    def synchronized_stop() -> None:
-        wait()
-        timer.stop()
-
-    return synchronized_start, synchronized_stop
-
-
 class Timeline(Log):
     """The spans of all executions, up to a limit, in a temporary file.
 
@@ -222,7 +197,7 @@ class Timeline(Log):
         if self._graphs.measures(context):
             self._graphs.begin()
             return
-        start, stop = timing_routines(self, number, self._synchronize)
+        start, stop = self._routines(number)
         insert_before(context, start)
         insert_after(context, stop)
 
@@ -240,6 +215,22 @@ class Timeline(Log):
                 self.numbers.extend((number, begin, begin + duration, thread))
                 if len(self.numbers) >= _WAITING:
                     self._take()
+
+    def _routines(self, number: int) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Make the routines before and after one operator."""
+        timer, synchronize = Timer(self, number), self._synchronize
+        if synchronize is None:
+            return timer.start, timer.stop
+
+        def synchronized_start() -> None:
+            synchronize()
+            timer.start()
+
+        def synchronized_stop() -> None:
+            synchronize()
+            timer.stop()
+
+        return synchronized_start, synchronized_stop
 
     def look(self, now: int) -> None:
         """Do the occasional work between executions: count recent records."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
 from amanda import OpContext
-from amanda.inline import Log
 from amanda.interface.points import PointContext
 from amanda.results import Table, plural
 from amanda.tools.description import OpDescription, describe
@@ -23,26 +21,18 @@ from amanda.tools.reporting import ReportingTool
 from amanda_tools._bases.ranks import current_rank, torch_group
 from amanda_tools._operators.op_table import row_of
 from amanda_tools._operators.routines import insert_after, insert_before
-from amanda_tools._timelines.memory import synchronize
-from amanda_tools._timelines.timeline import timing_routines
 from amanda_tools.stragglers import metrics
-from amanda_tools.stragglers.comparison import FEWEST, Comparison, Names, median_of
+from amanda_tools.stragglers.comparison import FEWEST, Comparison, Key, Numbers
 from amanda_tools.stragglers.exchange import Exchange
+from amanda_tools.stragglers.work import Stopwatch, Work
 
 __all__ = ["StragglersOptions", "StragglersTool"]
-
-_MOST_NUMBERS = 4 << 20
-"""Numbers of executions, four each, that are kept where no step ends."""
-
-_PAUSE = 16_000_000
-"""Nanoseconds between two looks at them."""
 
 _WAITING = 4
 """Windows that may wait for the thread; further ones are dropped."""
 
-_Window = tuple[int, "array.array[int]", Sequence[int], int]
-"""Its number, the executions in it, how many of them had ended at the end of each step, and the
-number of operators known."""
+_Window = tuple[int, Sequence[Key], Numbers]
+"""Its number, from 0, the operators known, and the seconds of each in a step."""
 
 
 @attrs.frozen(kw_only=True)
@@ -50,23 +40,23 @@ class StragglersOptions:
     """The options of ``stragglers``.
 
     Attributes:
-        every: steps in a window, whose medians ranks exchange.
+        every: steps in a window, after which ranks exchange their times.
         late: deviations (MAD) from which on a rank is late.
-        windows: windows over which its lateness is averaged.
+        windows: consecutive windows in which it has to be late; the first one never counts.
         sync: wait for CUDA devices before reading the clock, so that times are of their work and
             not of its launch; slower.
         otel: operators whose time is exported as OpenTelemetry metrics, those with the most.
     """
 
     every: int = attrs.field(default=10, validator=attrs.validators.ge(1))
-    late: float = attrs.field(default=10.0, validator=attrs.validators.gt(0))
+    late: float = attrs.field(default=6.0, validator=attrs.validators.gt(0))
     windows: int = attrs.field(default=3, validator=attrs.validators.ge(1))
     sync: bool = False
     otel: int = attrs.field(default=0, validator=attrs.validators.ge(0))
 
 
 class StragglersTool(ReportingTool[StragglersOptions]):
-    """Names the rank that is late, and in which operator or module.
+    """Names the rank that is late, and in which operator.
 
     Example: ``torchrun --nproc-per-node 8 -m amanda run -t stragglers -o out -- train.py``
 
@@ -84,26 +74,24 @@ class StragglersTool(ReportingTool[StragglersOptions]):
         if self.options.otel:
             metrics.check()
         self.comparison: Comparison | None = None
-        self._log = _Log()
-        self._ops: dict[str, OpDescription] = {}
+        self._stopwatch = Stopwatch(sync=self.options.sync)
+        self._ops: list[OpDescription] = []
         self._numbers: dict[str, int] = {}
-        self._marks: list[int] = []
-        self._window = self._dropped = 0
+        self._keys: Sequence[Key] = []
+        self._seconds: Numbers = np.zeros(0)
+        self._sums: dict[int, Work] = {}
+        self._ended = self._window = self._dropped = 0
         self._queue: queue.Queue[_Window | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
         self._is_closing = False
-        # What follows is written in the thread.
+        # The thread writes these.
         self._exchange: Exchange | None = None
         self._lost = ""
-        self._compared = 0
-        self._names = Names([])
-        self._seconds = self._sums = np.zeros(0)
-        self._calls = np.zeros(0, np.int64)
         self.depends_on(MappingTool.standard())
         for is_backward in (False, True):
             self.add_inst_for_op(self._analyse, backward=is_backward)
-        self.add_inst_for_iteration(self._begin)
-        self.add_inst_for_iteration(self._end, end=True)
+        self.add_inst_for_iteration(self._begin_window)
+        self.add_inst_for_iteration(self._end_window, end=True)
 
     def exit_scope(self) -> None:
         """Compare what is there, and end the thread; the store has seconds to answer."""
@@ -117,128 +105,103 @@ class StragglersTool(ReportingTool[StragglersOptions]):
     # -- recording --------------------------------------------------------
 
     def _analyse(self, context: OpContext) -> None:
-        op = describe(context)
-        if not context.runs_at_once or "waits" in row_of(op.type).traits:
+        if not context.runs_at_once:
             return
-        self._ops.setdefault(op.id, op)
-        number = self._numbers.setdefault(op.id, len(self._numbers))
-        wait = synchronize if self.options.sync else None
-        start, stop = timing_routines(self._log, number, wait)
+        op = describe(context)
+        number = self._numbers.setdefault(op.id, len(self._ops))
+        if number == len(self._ops):
+            self._ops.append(op)
+        waits = "waits" in row_of(op.type).traits
+        start, stop = self._stopwatch.routines(number, waits=waits)
         insert_before(context, start)
         insert_after(context, stop)
 
-    def _begin(self, point: PointContext) -> None:
+    def _begin_window(self, point: PointContext) -> None:
         if not point.follows:
             # Evaluations between steps.
-            del self._log.numbers[4 * self._marks[-1] if self._marks else 0 :]
+            self._stopwatch.drop()
 
-    def _end(self, _: PointContext) -> None:
-        numbers = self._log.numbers
-        if self._marks and len(numbers) < 4 * self._marks[-1]:
-            self._marks.clear()  # the log has become too long
-        self._marks.append(len(numbers) // 4)
-        if len(self._marks) < self.options.every:
+    def _end_window(self, _: PointContext) -> None:
+        self._stopwatch.end_step()
+        self._ended += 1
+        if self._ended % self.options.every:
             return
-        self._window += 1
-        window = self._window, numbers[:], self._marks, len(self._numbers)
-        del numbers[:]
-        self._marks = []
+        self._sum_up(self._stopwatch.take())
+        window, self._window = self._window, self._window + 1
+        if window == 0 and self.options.otel:
+            self._export()
+        # Frameworks allocate and compile in the first one.
+        if window == 0 or torch_group() is None:
+            return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="amanda stragglers", daemon=True)
             self._thread.start()
         try:
-            self._queue.put_nowait(window)
+            self._queue.put_nowait((window, self._keys, self._seconds))
         except queue.Full:
             self._dropped += 1
+
+    def _sum_up(self, window: Mapping[int, Work]) -> None:
+        """Compute the time of each operator in a step of this window, by its shortest execution."""
+        self._keys = [(op.id, op.module, op.direction) for op in self._ops]
+        self._seconds = np.full(len(self._keys), np.nan)
+        for number, work in window.items():
+            self._sums.setdefault(number, Work()).add(work)
+            if number not in self._stopwatch.waiting:
+                calls = work.calls / self.options.every
+                self._seconds[number] = work.least / 1e9 * calls
+
+    def _export(self) -> None:
+        most = sorted(self._sums, key=lambda number: -self._sums[number].nanoseconds)
+
+        def read(number: int) -> tuple[float, int]:
+            work = self._sums[number]
+            return work.nanoseconds / 1e9, work.calls
+
+        ops = {number: self._ops[number] for number in most[: self.options.otel]}
+        if not metrics.export(ops, current_rank()[0], read):
+            _tell("otel: the program has set no provider of metrics until now")
 
     # -- in the thread ----------------------------------------------------
 
     def _run(self) -> None:
-        last = 0
         while (window := self._queue.get()) is not None:
-            last = window[0]
-            self._guarded(self._work, *window)
-        self._guarded(self._compare, last)
+            try:
+                if not self._lost:
+                    self._share(*window)
+            # Whatever happens here, the program goes on; it may end before the tool.
+            except Exception as error:
+                if not self._is_closing:
+                    self._lost = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                    _tell(f"the ranks' times are no longer exchanged: {self._lost}")
+        with contextlib.suppress(RuntimeError):
+            if self._exchange is not None and not self._exchange.has_reader():
+                self._lost = "the first rank has no such tool (--ranks needs 0)"
 
-    def _guarded(self, act: Callable[..., None], *args: Any) -> None:
-        """Do something; give the exchange up if it fails, as where the store does not answer."""
-        try:
-            act(*args)
-        # Whatever happens here, the program goes on; it may end before the tool.
-        except Exception as error:
-            if not (self._is_closing or self._lost):
-                self._lost = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-                _tell(f"the ranks' times are no longer exchanged: {self._lost}")
-
-    def _work(self, window: int, *records: Any) -> None:
-        self._sum_up(*records)
-        if self.options.otel and window == 1:
-            self._export()
-        if not self._lost:
-            self._share(window)
-
-    def _sum_up(self, numbers: array.array[int], marks: Sequence[int], ops: int) -> None:
-        """Compute the median over steps of each operator's time in a step."""
-        records = np.frombuffer(numbers, np.int64).reshape(-1, 4)[: marks[-1]]
-        steps = np.searchsorted(marks, np.arange(len(records)), side="right")
-        places = steps, records[:, 0]
-        sums, calls = np.zeros((len(marks), ops)), np.zeros((len(marks), ops), np.int64)
-        np.add.at(sums, places, (records[:, 2] - records[:, 1]) / 1e9)
-        np.add.at(calls, places, 1)
-        self._seconds = median_of(np.where(calls, sums, np.nan))
-        if more := ops - len(self._names.keys):
-            found = [self._ops[op_id] for op_id in list(self._numbers)[:ops]]
-            self._names = Names([(op.id, op.module, op.direction) for op in found])
-            self._sums, self._calls = np.pad(self._sums, (0, more)), np.pad(self._calls, (0, more))
-        self._sums, self._calls = self._sums + sums.sum(axis=0), self._calls + calls.sum(axis=0)
-
-    def _share(self, window: int) -> None:
-        if (distributed := torch_group()) is None:
-            return
+    def _share(self, window: int, keys: Sequence[Key], seconds: Numbers) -> None:
         if self._exchange is None:
-            self._exchange = Exchange(distributed)
+            self._exchange = Exchange(torch_group())
             if self._exchange.rank == 0:
                 size, options = self._exchange.size, self.options
                 self.comparison = Comparison(size, options.late, options.windows)
-        exchange = self._exchange
-        exchange.write(window, self._names, self._seconds)
-        # The other ranks have written the window before.
-        self._compare(window - 1)
-        is_told = window != _WAITING or exchange.rank == 0 or exchange.has_reader
-        if not is_told and exchange.is_first():
-            _tell("the first rank has no such tool and compares nothing: --ranks needs 0")
-
-    def _compare(self, window: int) -> None:
-        exchange, comparison = self._exchange, self.comparison
-        is_new = window > self._compared and not self._lost
-        if exchange is not None and comparison is not None and is_new:
-            self._compared = window
-            for straggler in comparison.compare(window, exchange.read(window)):
-                _tell(f"step {window * self.options.every}: {straggler}")
-
-    def _export(self) -> None:
-        most = np.argsort(-np.nan_to_num(self._seconds))[: self.options.otel]
-        places = {self._names.keys[i][0]: i for i in most.tolist()}
-        ops = [self._ops[op_id] for op_id in places]
-
-        def read(op_id: str) -> tuple[float, int]:
-            return float(self._sums[places[op_id]]), int(self._calls[places[op_id]])
-
-        if not metrics.export(ops, current_rank()[0], read):
-            _tell("otel: the program has set no provider of metrics until now")
+        self._exchange.write(window, keys, seconds)
+        if self.comparison is not None:
+            step = (window + 1) * self.options.every
+            for straggler in self.comparison.compare(step, self._exchange.read(window)):
+                _tell(f"step {step}: {straggler}")
 
     # -- result -----------------------------------------------------------
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """One row per operator that was timed, with its ``seconds`` in a step: the median of the
-        last window, null if it did not run. On the first of several ranks also the ``median``, the
-        ``mad``, the ``slowest`` and the ``slowest_rank`` of the ranks.
+        """One row per operator that was timed, with its ``seconds`` in a step of the last window,
+        null if it did not run. On the first of several ranks also the ``median``, the ``mad``, the
+        ``slowest`` and the ``slowest_rank`` of the ranks.
         """
         compared = self.comparison.operators if self.comparison else {}
-        seconds = [None if np.isnan(each) else float(each) for each in self._seconds]
         return [
-            {**self._ops[key[0]].row(), "seconds": each, **compared.get(key[0], {})}
-            for key, each in zip(self._names.keys, seconds, strict=False)
+            {**op.row(), "seconds": None if np.isnan(each) else each, **compared.get(op.id, {})}
+            for op, each in zip(self._ops, self._seconds.tolist(), strict=False)
+            if self._numbers[op.id] not in self._stopwatch.waiting
         ]
 
     def summary(self) -> dict[str, Any]:
@@ -249,39 +212,31 @@ class StragglersTool(ReportingTool[StragglersOptions]):
             "windows": self._window,
             "dropped": self._dropped,
             "not_compared": self._not_compared(),
-            "stragglers": [of.row(self.options.every) for of in found],
+            "stragglers": [attrs.asdict(of) for of in found],
         }
 
     def _not_compared(self) -> str:
-        if self._lost or self._exchange is not None:
-            is_few = self._exchange is not None and self._exchange.size < FEWEST
-            return self._lost or (f"there are fewer than {FEWEST}" if is_few else "")
-        if any(op.namespace.startswith("tensorflow") for op in self._ops.values()):
+        if self._lost:
+            return self._lost
+        if self._exchange is not None:
+            is_few = self._exchange.size < FEWEST
+            return f"there are fewer than {FEWEST}" if is_few else ""
+        if any(op.namespace.startswith("tensorflow") for op in self._ops):
             return "TensorFlow's workers have no public channel beside their collectives"
-        return "PyTorch has no group of processes" if self._window else "no window has ended"
+        if self._window < 2:
+            return "fewer than two windows have ended"
+        return "PyTorch has no group of processes"
 
     def tables(self) -> Iterable[Table]:
         """The stragglers."""
         found = self.comparison.found if self.comparison else []
-        windows = f"{plural(self._window, 'window')} of {plural(self.options.every, 'step')}"
         if reason := self._not_compared():
             yield Table(f"stragglers: ranks were not compared: {reason}", (), ())
-        lines = [(str(of), of.window * self.options.every) for of in found]
         if found or not reason:
             ranks = plural(len({of.rank for of in found}), "rank")
-            yield Table(f"stragglers: {ranks} late, in {windows}", ("late", "last step"), lines)
-
-
-class _Log(Log):
-    """Executions since the last window; they are dropped where no step ends."""
-
-    def __init__(self) -> None:
-        super().__init__(due=0)
-
-    def look(self, now: int) -> None:
-        self.due = now + _PAUSE
-        if len(self.numbers) > _MOST_NUMBERS:
-            del self.numbers[:]
+            windows = f"{plural(self._window, 'window')} of {plural(self.options.every, 'step')}"
+            lines = [(of.step, str(of)) for of in found]
+            yield Table(f"stragglers: {ranks} late, in {windows}", ("step", "late"), lines)
 
 
 def _tell(text: str) -> None:

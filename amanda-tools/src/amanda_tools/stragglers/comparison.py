@@ -1,34 +1,22 @@
-"""The rule of ``stragglers``: which rank is late in what, by times of operators of all ranks.
+"""The rule of ``stragglers``: which rank is late in what, by the times of operators of all ranks.
 
-::
+A rank's pace is the median over its operators of its time by the median of the ranks. It is late in
+an operator by what this takes beyond the ranks' median at that pace, and as a whole by its pace. It
+is a straggler where the mean lateness of the last windows exceeds all of
 
-    comparison = Comparison(size=8, late=10.0, windows=3)
-    for window in range(10):
-        comparison.compare(window, {rank: (names, seconds) for rank in range(8)})
-    comparison.found
+- ``late`` times the mean of the windows' median absolute deviations (MAD) of the ranks;
+- :data:`LEAST` of the ranks' median, since some operators vary little among the ranks;
+- :data:`LEAST_OF_STEP` of the time of all operators in a step, since small operators vary most, and
+  nobody misses their time;
 
-A rank's lateness in all operators is the sum of its times less the medians of the ranks that have
-each. Its lateness in one operator is what that takes longer than the median and the rank's own
-pace, the median over operators, make expected; that in a module is the sum over its operators, so
-that ranks with different operators, as stages of a pipeline, need no alignment. A rank is late
-where the mean lateness of the last ``windows``
-
-- is over ``late`` times the median absolute deviation (MAD) of the ranks, which is 1.5 % of the
-  median at least, so that nearly equal ranks are not late for a microsecond, and what the windows
-  before make expected, since that of a few ranks is small by chance now and then;
-- is 0.1 % of the time of a step at least: what nobody would feel is not named, and small operators
-  are the noisy ones;
-- comes from each of the windows: none has less than half of these.
-
-Ten MAD are 6.7 standard deviations of a normal distribution, since a thousand ranks have a
-million operators that may be late by chance; ``tests/tools/test_stragglers.py`` simulates it.
+and the lateness of each window half of these.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -37,93 +25,58 @@ import numpy as np
 import numpy.typing as npt
 
 from amanda.python.text import printable
+from amanda.results import plural
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
+
 Key: TypeAlias = tuple[str, str, str]
 """An operator's id, its module and its direction."""
 
 FEWEST = 3
-"""Ranks with an operator, for which a median and deviations mean something."""
+"""Ranks with an operator from which on it is compared."""
 
-_LEAST_MAD = 0.015
-"""The least MAD, as a part of the median."""
+LEAST = 0.15
+"""The least lateness, as a part of the ranks' median of the same."""
 
-_LEAST_SHARE = 0.001
+LEAST_OF_STEP = 0.002
 """The least lateness, as a part of the time of a step in all operators."""
 
-_MOST = 0.7
-"""The part of a module's lateness for which one part of it is named in its place."""
-
-_POOLED = 20
-"""Windows whose MAD are averaged."""
-
-
-@attrs.frozen(eq=False)
-class Names:
-    """The operators of a rank, in the order of its times.
-
-    Attributes:
-        keys: of each its :data:`Key`.
-    """
-
-    keys: Sequence[Key]
-
-
-@attrs.frozen(eq=False)
-class Part:
-    """An operator, or the operators of a module and of the modules within it.
-
-    Attributes:
-        what: the operator's id, or the path of the module; "" for all.
-        direction: of the operators; "" for both.
-        members: the columns of the operators.
-    """
-
-    what: str
-    direction: str
-    members: frozenset[int]
-
-    def overlaps(self, other: Part) -> bool:
-        """True if they have an operator in common."""
-        return not self.members.isdisjoint(other.members)
+_WHOLE: Key = ("", "", "")
 
 
 @attrs.frozen
 class Straggler:
-    """A rank that is late in a part.
+    """A rank that is late.
 
     Attributes:
         rank: its number.
-        part: what it is late in.
-        mads: its lateness in MAD.
+        operator: the id of the operator in which it loses most; "" for all at one pace.
+        direction: of the operator.
+        mads: its lateness in MAD; infinite where the other ranks agree.
         seconds: its lateness in a step.
         median: the seconds of a step that the middle rank takes.
-        window: the last one in which it was late.
+        step: the steps that had ended.
+        others: number of further operators in which it is late, too.
+        module: the innermost one that has all of these operators.
     """
 
     rank: int
-    part: Part
+    operator: str
+    direction: str
     mads: float
     seconds: float
     median: float
-    window: int
+    step: int
+    others: int
+    module: str
 
     def __str__(self) -> str:
-        where = f"{self.part.what or 'the whole model'} {self.part.direction}".rstrip()
+        where = f"{self.operator} {self.direction}" if self.operator else "all operators"
         more = f"+{self.seconds / self.median:.0%}, {1000 * self.seconds:.3g} ms a step"
+        if self.others:
+            within = f" of {self.module}" if self.module else ""
+            more += f"; and in {plural(self.others, 'more operator')}{within}"
         return printable(f"rank {self.rank} is {self.mads:.1f} MAD late in {where} ({more})")
-
-    def row(self, steps: int) -> dict[str, Any]:
-        """Return it as plain data, for windows of so many steps."""
-        return {
-            "rank": self.rank,
-            "what": self.part.what,
-            "direction": self.part.direction,
-            "mads": self.mads,
-            "seconds": self.seconds,
-            "median": self.median,
-            "last_step": self.window * steps,
-        }
 
 
 class Comparison:
@@ -132,102 +85,100 @@ class Comparison:
     Args:
         size: the number of ranks.
         late: the MAD from which on a rank is late.
-        windows: the windows over which the lateness is averaged.
+        windows: consecutive windows in which it has to be.
 
     Attributes:
         found: the stragglers so far, in the order in which they were named.
-        operators: of the last window, by the operator's id, the ``median``, the ``mad``, the
-            ``slowest`` time and the ``slowest_rank``.
+        operators: of the last window, by the operator's id, the ``median`` of the ranks, the
+            ``mad``, the ``slowest`` time and the ``slowest_rank``.
     """
 
     def __init__(self, size: int, late: float, windows: int) -> None:
         self._size, self._late = size, late
-        self._columns: dict[Key, int] = {}
-        self._places: dict[Names, npt.NDArray[np.intp]] = {}
-        self._parts: list[Part] = []
+        self._columns: dict[Key, int] = {_WHOLE: 0}
         self._last: collections.deque[Numbers] = collections.deque(maxlen=windows)
-        self._mad, self._mads = np.zeros(0), 0
+        self._named: set[tuple[int, int]] = set()
         self.found: list[Straggler] = []
         self.operators: dict[str, dict[str, Any]] = {}
 
     def compare(
-        self, window: int, ranks: Mapping[int, tuple[Names, Numbers]]
+        self, step: int, ranks: Mapping[int, tuple[Sequence[Key], Numbers]]
     ) -> Sequence[Straggler]:
         """Compare a window; return the stragglers that are named for the first time.
 
         Args:
-            window: its number.
+            step: the steps that have ended.
             ranks: by rank the operators, and the seconds of each in a step; NaN for one that has
                 not run. Ranks may be missing.
         """
         table = self._table(ranks)
-        table[:, np.count_nonzero(~np.isnan(table), axis=0) < FEWEST] = np.nan
         median = median_of(table)
-        self._note_operators(table, median)
-        lateness, medians = self._by_part(table, median)
-        self._last.append(lateness - median_of(lateness))
-        pooled = self._pooled(median_of(np.abs(self._last[-1])))
+        total = np.nansum(median)
+        pace = median_of((table / median).T)[:, None]
+        # The first column is that of the whole.
+        median[0], lateness = total, table - pace * median
+        lateness[:, 0] = (pace[:, 0] - 1) * total
+        mad = median_of(np.abs(lateness - median_of(lateness)))
+        self._note_operators(table, median, mad)
+        self._last.append(np.vstack([lateness, mad]))
         if len(self._last) < (self._last.maxlen or 0):
             return []
-        mean = np.mean(self._last, axis=0)
-        mad = median_of(np.abs(mean - median_of(mean)))
-        mad = np.maximum(mad, pooled / math.sqrt(len(self._last)))
-        mad = np.maximum(mad, _LEAST_MAD * medians)
-        limit = np.maximum(self._late * mad, _LEAST_SHARE * np.nansum(median))
-        is_late = (mean > limit) & (np.min(self._last, axis=0) > limit / 2)
-        late: dict[int, list[Straggler]] = {}
-        for rank, j in np.argwhere(is_late).tolist():
-            seconds, usual = float(mean[rank, j]), float(medians[j])
-            of = Straggler(rank, self._parts[j], seconds / float(mad[j]), seconds, usual, window)
-            late.setdefault(rank, []).append(of)
-        return [new for of in late.values() for one in _innermost(of) for new in self._note(one)]
+        # What was not there in an earlier window is NaN, and so are its sums.
+        missing = [((0, 0), (0, table.shape[1] - of.shape[1])) for of in self._last]
+        padded = map(functools.partial(np.pad, constant_values=np.nan), self._last, missing)
+        several = np.stack([*padded])
+        *_, mad = mean = np.mean(several, axis=0)
+        lateness = mean[:-1]
+        limit = np.maximum(self._late * mad, np.maximum(LEAST * median, LEAST_OF_STEP * total))
+        is_late = (lateness > limit) & (np.min(several, axis=0)[:-1] > limit / 2)
+        new = []
+        for rank in np.flatnonzero(is_late.any(axis=1)).tolist():
+            columns = np.flatnonzero(is_late[rank]).tolist()
+            if not self._named.issuperset((rank, column) for column in columns):
+                self._named.update((rank, column) for column in columns)
+                new.append(self._describe(step, rank, columns, lateness[rank], median, mad))
+        self.found += new
+        return new
 
-    def _pooled(self, mad: Numbers) -> Numbers:
-        """The mean of the MAD of the windows so far, of the last ones mainly."""
-        self._mads = min(self._mads + 1, _POOLED)
-        known = self._mad if self._mads > 1 else mad
-        self._mad = np.where(np.isnan(known), mad, known + (mad - known) / self._mads)
-        return self._mad
-
-    def _note(self, straggler: Straggler) -> Sequence[Straggler]:
-        """Keep it; return it if nothing that it overlaps was known of the rank."""
-        for i, known in enumerate(self.found):
-            if known.rank == straggler.rank and known.part.overlaps(straggler.part):
-                if known.part.what == straggler.part.what:
-                    self.found[i] = straggler
-                return []
-        self.found.append(straggler)
-        return [straggler]
-
-    def _table(self, ranks: Mapping[int, tuple[Names, Numbers]]) -> Numbers:
+    def _table(self, ranks: Mapping[int, tuple[Sequence[Key], Numbers]]) -> Numbers:
         """One row for each rank and one column for each operator, NaN where one is missing."""
-        columns, before = self._columns, len(self._columns)
-        for names in {names: None for names, _ in ranks.values() if names not in self._places}:
-            places = [columns.setdefault(key, len(columns)) for key in names.keys]
-            self._places[names] = np.array(places, np.intp)
-        if len(columns) > before:
-            self._parts = _parts_of(list(columns))
-            self._last.clear()
-            self._mads = 0
+        columns = self._columns
+        for keys in {id(keys): keys for keys, _ in ranks.values()}.values():
+            for key in keys:
+                columns.setdefault(key, len(columns))
         table = np.full((self._size, len(columns)), np.nan)
-        for rank, (names, seconds) in ranks.items():
-            table[rank, self._places[names]] = seconds
+        for rank, (keys, seconds) in ranks.items():
+            table[rank, [columns[key] for key in keys]] = seconds
+        table[:, np.count_nonzero(~np.isnan(table), axis=0) < FEWEST] = np.nan
         return table
 
-    def _by_part(self, table: Numbers, median: Numbers) -> tuple[Numbers, Numbers]:
-        """The lateness of ranks in each part, NaN for a rank without it, and the parts' medians."""
-        pace = median_of((table / median).T)
-        lateness = table - pace[:, None] * median
-        members = [list(part.members) for part in self._parts[len(median) :]]
-        modules = np.zeros((len(table), len(members)))
-        for column, of in zip(modules.T, members, strict=True):
-            parts = (table - median if len(of) == len(median) else lateness)[:, of]
-            column[:] = np.where(np.isnan(parts).all(axis=1), np.nan, np.nansum(parts, axis=1))
-        medians = [np.nansum(median[of]) for of in members]
-        return np.concatenate([lateness, modules], axis=1), np.append(median, medians)
+    def _describe(
+        self,
+        step: int,
+        rank: int,
+        columns: Sequence[int],
+        lateness: Numbers,
+        median: Numbers,
+        mad: Numbers,
+    ) -> Straggler:
+        worst = max(columns, key=lambda column: lateness[column])
+        keys = list(self._columns)
+        paths = [keys[column][1].split(".") for column in columns if column]
+        common = itertools.takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
+        seconds = float(lateness[worst])
+        return Straggler(
+            rank=rank,
+            operator=keys[worst][0],
+            direction=keys[worst][2],
+            mads=seconds / float(mad[worst]) if mad[worst] else np.inf,
+            seconds=seconds,
+            median=float(median[worst]),
+            step=step,
+            others=len(paths) - (worst > 0),
+            module=".".join(names[0] for names in common),
+        )
 
-    def _note_operators(self, table: Numbers, median: Numbers) -> None:
-        mad = median_of(np.abs(table - median))
+    def _note_operators(self, table: Numbers, median: Numbers, mad: Numbers) -> None:
         slowest = np.argmax(np.nan_to_num(table, nan=-1.0), axis=0)
         self.operators = {
             key[0]: {
@@ -237,46 +188,15 @@ class Comparison:
                 "slowest_rank": int(slowest[i]),
             }
             for key, i in self._columns.items()
-            if not np.isnan(median[i])
+            if i and not np.isnan(median[i])
         }
 
 
 def median_of(table: Numbers) -> Numbers:
     """The median of each column, of its numbers that are not NaN; NaN for one without any."""
-    # Those that are NaN are sorted to the end.
+    # Those that are NaN are sorted to the end. np.nanmedian warns where there are no others, and
+    # filters of warnings are not for threads.
     ordered, counts = np.sort(table, axis=0), np.count_nonzero(~np.isnan(table), axis=0)
     every = np.arange(table.shape[1])
     middle: Numbers = (ordered[(counts - 1) // 2, every] + ordered[counts // 2, every]) / 2
     return middle
-
-
-def _parts_of(keys: Sequence[Key]) -> list[Part]:
-    """Each operator, in order, then each module in each direction and in both; of several with the
-    same operators the inmost one."""
-    modules: dict[tuple[str, str], set[int]] = {}
-    for i, (_, module, direction) in enumerate(keys):
-        names = module.split(".") if module else []
-        for path in itertools.accumulate(["", *names], lambda a, b: f"{a}.{b}" if a else b):
-            for way in ("", direction):
-                modules.setdefault((path, way), set()).add(i)
-    single = [
-        Part(op_id, direction, frozenset([i])) for i, (op_id, _, direction) in enumerate(keys)
-    ]
-    ordered = sorted(modules.items(), key=lambda item: (len(item[0][0]), len(item[0][1])))
-    several = {frozenset(of): key for key, of in ordered if len(of) > 1}
-    return single + [Part(*key, of) for of, key in several.items()]
-
-
-def _innermost(found: Sequence[Straggler]) -> list[Straggler]:
-    """Of parts that overlap, the smallest one with most of the lateness of the latest one."""
-    rest, kept = list(found), []
-    while rest:
-        latest = max(rest, key=lambda each: each.seconds)
-        within = [
-            each
-            for each in rest
-            if each.part.members <= latest.part.members and each.seconds >= _MOST * latest.seconds
-        ]
-        kept.append(min(within, key=lambda each: len(each.part.members)))
-        rest = [each for each in rest if not each.part.overlaps(kept[-1].part)]
-    return kept

@@ -28,7 +28,7 @@ def check() -> None:
 
 
 def export(
-    ops: Iterable[OpDescription], rank: int, read: Callable[[str], tuple[float, int]]
+    ops: Mapping[int, OpDescription], rank: int, read: Callable[[int], tuple[float, int]]
 ) -> bool:
     """Export the sums of the time and the calls of operators from now on.
 
@@ -36,9 +36,9 @@ def export(
     no more of them than operators.
 
     Args:
-        ops: the operators.
+        ops: the operators by their numbers.
         rank: the number of this process.
-        read: gives the seconds and the calls of an operator so far, by its id.
+        read: gives the seconds and the calls of an operator so far, by its number.
 
     Returns:
         False if the program has no provider until now.
@@ -46,12 +46,12 @@ def export(
     from opentelemetry import metrics
     from opentelemetry.sdk.metrics import MeterProvider
 
-    labels: Mapping[str, Mapping[str, Any]] = {
-        op.id: {"op_id": op.id, "type": op.type, "rank": rank} for op in ops
+    labels: dict[int, Mapping[str, Any]] = {
+        number: {"op_id": op.id, "type": op.type, "rank": rank} for number, op in ops.items()
     }
 
     def observe(i: int) -> Iterable[metrics.Observation]:
-        return [metrics.Observation(read(op_id)[i], of) for op_id, of in labels.items()]
+        return [metrics.Observation(read(number)[i], of) for number, of in labels.items()]
 
     meter = metrics.get_meter("amanda")
     for i, (name, unit) in enumerate((("time", "s"), ("calls", "{call}"))):
