@@ -58,7 +58,7 @@ class StragglersOptions:
 class StragglersTool(ReportingTool[StragglersOptions]):
     """Names the rank that is late, and in which operator.
 
-    Example: ``torchrun --nproc-per-node 8 -m amanda run -t stragglers -o out -- train.py``
+    Example: ``amanda run -t stragglers -o out -- train.py``, under ``torchrun``
 
     Attributes:
         comparison: of the ranks, on the first one; None on others and before the first window.
