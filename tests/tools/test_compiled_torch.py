@@ -19,7 +19,7 @@ from tests.torch.support import fingerprint
 TOOLS = (
     *("count", "coverage", "dump", "flight", "flops", "inject", "kernels", "memory", "nan", "path"),
     *("profile", "prune"),
-    *("quantize", "quantize:method=qat", "remat", "sparsity", "stats", "trace"),
+    *("quantize", "quantize:method=qat", "remat", "sparsity", "stats", "stragglers", "trace"),
 )
 
 

@@ -38,6 +38,7 @@ def amanda_register_tools() -> Mapping[str, str]:
         "sparsity": "amanda_tools.sparsity:SparsityTool",
         "stats": "amanda_tools.stats:StatsTool",
         "steer": "amanda_tools.steer:SteerTool",
+        "stragglers": "amanda_tools.stragglers:StragglersTool",
         "summary": "amanda_tools.summary:SummaryTool",
         "trace": "amanda_tools.trace:TraceTool",
     }

@@ -40,7 +40,7 @@ class DiffOptions(DumpOptions):
 
 
 class DiffTool(DumpTool):
-    """Compares a run with an earlier one, and names the first divergence.
+    """Compares a run with an earlier one; names the first divergence.
 
     Example: ``amanda run -t diff:reference=earlier -o out -- train.py``
 

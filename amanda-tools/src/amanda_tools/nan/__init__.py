@@ -31,6 +31,7 @@ from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._bases.ranks import current_rank
 from amanda_tools._operators.model_phases import MODEL
 from amanda_tools._operators.op_table import can_produce, row_of, updates_a_value
 from amanda_tools._operators.parameters import parameters_of
@@ -106,7 +107,7 @@ class NanTool(PrintingTool[NanOptions]):
         self._watches: dict[str, OpWatch] = {}
         self._not_looked_at = NotLookedAt()
         self._fates = Fates()
-        self._has_warned = False
+        self._has_warned = self._has_told = False
         self._sources: dict[str, str] = {}
         self._met: set[str] = set()
         # The operator that runs is the last entry.
@@ -124,6 +125,8 @@ class NanTool(PrintingTool[NanOptions]):
     def _end_forward(self, point: PointContext) -> None:
         were_finite = {self._look_at(tensor) for tensor in point.outputs or ()}
         self._fates.end_forward(point.id, were_finite or {None})
+        if False in were_finite:
+            self.tell_ranks()
 
     def _end_backward(self, _: PointContext) -> None:
         # A gradient that is not finite has been noted where an operator gave it.
@@ -152,7 +155,18 @@ class NanTool(PrintingTool[NanOptions]):
     def _warn_of_first(self, events: Sequence[NonFiniteEvent]) -> None:
         if events and not self._has_warned and self.options.action == "warn":
             self._has_warned = True
-            _warn(events[0].message(), events[0].source)
+            _warn(_placed(events[0].message(), events[0].step), events[0].source)
+
+    def tell_ranks(self) -> None:
+        """On one of several ranks, print the first finding before collectives spread it: a gradient
+        or an output of the model has it now. Whether the step will be skipped is not known yet."""
+        first = next(iter(self.findings()), None)
+        if first is None or self._has_told or self.options.action != "warn":
+            return
+        self._has_told = True
+        if (text := _placed(first.message(), first.step)) != first.message():
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                print(f"amanda: nan: {text}", file=sys.stderr, flush=True)
 
     def _keep_one_replay(self) -> None:
         first = next(iter(self.findings() or self.masked_or_skipped()), None)
@@ -296,7 +310,7 @@ class NanTool(PrintingTool[NanOptions]):
                 # Data may hold NaN on purpose, for values that are missing; a model never does.
                 is_of_model = position in (*watch.parameters, *watch.states)
                 if is_of_model and self.options.action == "warn":
-                    _warn(_received_message(self._received), source)
+                    _warn(_placed(_received_message(self._received), self.steps), source)
                 return
 
     def _found(
@@ -320,6 +334,7 @@ class NanTool(PrintingTool[NanOptions]):
                 overwritten=written,
                 parameter=self._parameter(watch, inputs, outputs),
                 attributes=dict(watch.attributes),
+                step=self.steps,
                 last=list(self.recent)[:-1],
             )
             is_first = not any(e.fate == "reached" for e in self.findings())
@@ -330,7 +345,7 @@ class NanTool(PrintingTool[NanOptions]):
         if watch.op.phase != _SETUP:
             self._fates.note(event)
             if self.options.action == "abort":
-                raise NonFiniteError(event.message())
+                raise NonFiniteError(_placed(event.message(), event.step))
 
     def _parameter(
         self, watch: OpWatch, inputs: Sequence[Any], outputs: Sequence[Any]
@@ -518,6 +533,14 @@ class OpWatch:
         self._tool.note_reach(self.op)
         if self._tool.examines(self.op):
             self._tool.suspect(self, inputs, outputs, was_clean)
+            if self.op.direction == "backward":
+                self._tool.tell_ranks()
+
+
+def _placed(message: str, step: int) -> str:
+    """Add to a message the rank and the step, if there are several ranks."""
+    rank, size = current_rank()
+    return message if size == 1 else f"rank {rank}, step {step}: {message}"
 
 
 def _warn(message: str, source: str) -> None:

@@ -57,6 +57,7 @@ class NonFiniteEvent:
         overwritten: positions of inputs that the operator wrote into before they could be examined.
         parameter: path of the parameter that holds it, or whose gradient does; None for neither.
         attributes: non-tensor arguments, as text where they are not plain data.
+        step: the number of the step in which it first produced one, from 0 on.
         last: ids of the operators watched before it, the latest last.
         times: number of executions that produced NaN or an infinity.
         fates: in how many iterations it ``reached`` the outputs of the model, a gradient or a
@@ -73,6 +74,7 @@ class NonFiniteEvent:
     overwritten: list[int]
     parameter: str | None
     attributes: dict[str, Any]
+    step: int
     last: list[str]
     times: int = 0
     fates: collections.Counter[str] = attrs.field(factory=collections.Counter)
@@ -90,6 +92,7 @@ class NonFiniteEvent:
             **self.op.identity(),
             "phase": self.op.phase,
             "kind": self.kind,
+            "step": self.step,
             "source": self.source,
             "times": self.times,
             "fate": self.fate,

@@ -1,0 +1,96 @@
+"""The times of all ranks of a PyTorch program, through the store of its launcher.
+
+Each rank writes the times of a window under a key of its own, and the first rank reads those that
+are there: no rank waits for another one. A gather over a group of its own would be a collective,
+which all ranks must enter in one order, from the creation of the group on: a rank that is killed,
+or has no such tool (``amanda run --ranks``), would keep the others waiting. The store is the
+``TCPStore`` at ``MASTER_ADDR`` and ``MASTER_PORT``, by which PyTorch's processes find each other; a
+connection of its own keeps the exchange apart from the program's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from amanda_tools.stragglers.comparison import Key, Numbers
+
+_TIMEOUT = timedelta(seconds=10)
+"""After which a connection, or an answer, is given up."""
+
+_PATIENCE = timedelta(seconds=3)
+"""After which the ranks that have not written are left out."""
+
+_KEPT = 4
+"""Windows of each rank that stay in the store."""
+
+_DIGEST = 32
+"""Bytes of the digest of the operators, before their times."""
+
+_SCOPES = itertools.count()
+
+
+class Exchange:
+    """Writes and reads the times; its methods wait for the store, and are called in a thread.
+
+    Args:
+        distributed: the module ``torch.distributed``.
+
+    Raises:
+        LookupError: the launcher has set no address.
+        RuntimeError: the store does not answer; by all methods.
+    """
+
+    def __init__(self, distributed: Any) -> None:
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        address, port = map(os.environ.get, ("MASTER_ADDR", "MASTER_PORT"))
+        if not address or not port:
+            raise LookupError("MASTER_ADDR and MASTER_PORT are not set")
+        store = distributed.TCPStore(address, int(port), timeout=_TIMEOUT, wait_for_workers=False)
+        # Scopes are told apart, and attempts by torchrun, which may keep the store.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        prefix = f"amanda/stragglers/{attempt}/{next(_SCOPES)}"
+        self._store: Any = distributed.PrefixStore(prefix, store)
+        self._names: dict[str, Sequence[Key]] = {}
+        # A rank without the tool is waited for once.
+        self._present: Sequence[int] = range(self.size)
+        if self.rank == 0:
+            self._store.set("reader", "")
+
+    def has_reader(self) -> bool:
+        """True if the first rank has the tool, and has come so far."""
+        return bool(self._store.check(["reader"]))
+
+    def write(self, window: int, keys: Sequence[Key], seconds: Numbers) -> None:
+        """Write the times of this rank."""
+        text = json.dumps(keys)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
+        if digest not in self._names:
+            # Ranks with equal operators write them under one key.
+            self._store.set(digest, text)
+            self._names[digest] = keys
+        self._store.set(f"{window}/{self.rank}", digest.encode() + seconds.astype("<f4").tobytes())
+        self._store.delete_key(f"{window - _KEPT}/{self.rank}")
+
+    def read(self, window: int) -> dict[int, tuple[Sequence[Key], Numbers]]:
+        """Return the times of the ranks that write them soon."""
+        keys = [f"{window}/{rank}" for rank in range(self.size)]
+        with contextlib.suppress(RuntimeError):
+            self._store.wait([keys[rank] for rank in self._present], _PATIENCE)
+        self._present = [rank for rank, key in enumerate(keys) if self._store.check([key])]
+        contents = self._store.multi_get([keys[rank] for rank in self._present])
+        return dict(zip(self._present, map(self._read_times, contents), strict=True))
+
+    def _read_times(self, content: bytes) -> tuple[Sequence[Key], Numbers]:
+        digest = content[:_DIGEST].decode()
+        if digest not in self._names:
+            self._names[digest] = [tuple(key) for key in json.loads(self._store.get(digest))]
+        return self._names[digest], np.frombuffer(content[_DIGEST:], "<f4").astype(np.float64)
