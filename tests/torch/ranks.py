@@ -178,7 +178,8 @@ def exchanges() -> dict[str, Callable[[], Any]]:
         "reduce_scatter_single": lambda: dist.reduce_scatter_single(half, x),
         "send": lambda: dist.recv(out, 1) if rank == 0 else dist.send(x, 0),
         "recv": lambda: dist.send(x, 1) if rank == 0 else dist.recv(out, 0),
-        "isend": lambda: [one.wait() for one in (dist.isend(x, 1 - rank), dist.irecv(out, 1 - rank))],
+        "isend": lambda: [
+            one.wait() for one in (dist.isend(x, 1 - rank), dist.irecv(out, 1 - rank))],
         "batch_isend_irecv": lambda: [one.wait() for one in dist.batch_isend_irecv(
             [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, out, 1 - rank)])],
         "send_object_list": lambda: (
