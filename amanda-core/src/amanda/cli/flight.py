@@ -53,8 +53,8 @@ def main(arguments: Sequence[str]) -> int:
         else (rank, *[""] * 8, *dumps[rank])
         for rank in sorted({*dumps, *(rank for rank in rings if rings[rank].last)})
     ]
-    columns = ("rank", "begun", "step", "state", "operator", "inputs", "at", "ms", "memory")
-    columns += ("in collective", "last ended")
+    heads = "rank begun step state operator inputs at ms memory in_collective last_ended"
+    columns = [head.replace("_", " ") for head in heads.split()]
     print(plain_text(Table(f"flight: {plural(len(rings), 'rank')}", columns, lines, None), True))
     for line in _apart(rings):
         print(printable(line))
