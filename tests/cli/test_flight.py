@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -58,7 +59,8 @@ FLIGHT = ("run", "-t", "flight", "-o", "out", "--")
 )
 def test_a_process_that_dies(how: str, number: int, amanda: Command, program: str) -> None:
     """Its last operators are there, whatever has ended it."""
-    assert amanda(*FLIGHT, program, how).returncode == -number
+    run = amanda(*FLIGHT, program, how, PYTHONWARNINGS="default")
+    assert (run.returncode, "ResourceWarning" in run.stderr) == (-number, False)
     run = amanda("flight", "out")
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("flight: 1 rank\n")
@@ -204,6 +206,46 @@ def test_damaged_rings(amanda: Command, tmp_path: Path) -> None:
     assert amanda("flight", "nowhere").returncode == 2
 
 
+def write_dump(path: Path, *states: tuple[str, bool], about: str = "undefined") -> None:
+    """Write a dump of collectives as PyTorch's Flight Recorder does (version 2.10)."""
+    entries = [
+        {
+            "record_id": i, "process_group": ("0", about), "profiling_name": "nccl:all_reduce",
+            "collective_seq_id": i, "p2p_seq_id": 0, "state": state, "retired": is_retired,
+            "is_p2p": False,
+        }
+        for i, (state, is_retired) in enumerate(states, 1)
+    ]  # fmt: skip
+    path.write_bytes(pickle.dumps({"version": "2.10", "entries": entries}, 2))
+
+
+def test_dumps_of_collectives(amanda: Command, tmp_path: Path) -> None:
+    """Beside the operator of each rank is the collective in which it waits, and the last one that
+    has ended; a dump that cannot be read, or would run code, is named in one line."""
+    for rank in range(2):
+        write_ring(tmp_path / f"flight-rank{rank}.ring", 7, "a", is_in=True)
+    ended = ("completed", True)
+    write_dump(tmp_path / "dump_0", ended, ("started", False), ("scheduled", False), about="tp")
+    write_dump(tmp_path / "dump_1", ended, ("scheduled", True))
+    write_dump(tmp_path / "dump_2")
+    write_dump(tmp_path / "other_1")
+    lines = amanda("flight", ".").stdout.splitlines()
+    assert lines[0] == "flight: 2 ranks"
+    assert lines[1].endswith("in collective                   last ended")
+    assert lines[3].endswith("nccl:all_reduce 2 (tp), 1 more  nccl:all_reduce 1 (tp)")
+    assert lines[4].endswith("-                               nccl:all_reduce 2 (0)")
+    assert lines[5].split() == ["2", "-", "-"]
+    whole = (tmp_path / "dump_0").read_bytes()
+    bad = (b"", b"log", whole[:-40], pickle.dumps(os.getpid), pickle.dumps({"entries": [1]}))
+    for i, content in enumerate(bad):
+        (tmp_path / f"dump_{i}").write_bytes(content)
+    run = amanda("flight", ".")
+    named = re.findall(r"(dump_\d) is no dump of collectives, or damaged: ", run.stderr)
+    assert (named, run.stderr.count("\n")) == ([f"dump_{i}" for i in range(5)], 5)
+    assert "UnpicklingError: it names posix.getpid" in run.stderr
+    assert (run.returncode, run.stdout[:15]) == (0, "flight: 2 ranks")
+
+
 def test_any_bytes(tmp_path: Path) -> None:
     """A ring with damaged numbers is read or refused."""
     path = tmp_path / "flight.ring"
@@ -216,12 +258,20 @@ def test_any_bytes(tmp_path: Path) -> None:
 
 
 RANKS = """
-import os, time, torch
+import os, threading, time, torch
 import torch.distributed as dist
 from torch import nn
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
+
+def dump():
+    # Process groups of gloo write none.
+    while True:
+        with open(f"{rank}.new", "wb") as file:
+            file.write(torch._C._distributed_c10d._dump_fr_trace())
+        os.replace(f"{rank}.new", f"out/dump_{rank}")
+        time.sleep(0.2)
 
 class Part(nn.Module):
     def forward(self, x):
@@ -234,6 +284,7 @@ class Slow(torch.autograd.Function):
     def forward(ctx, x):
         time.sleep(1000)
 
+threading.Thread(target=dump, daemon=True).start()
 torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), Part(), nn.Linear(4, 2)))
 for step in range(4):
@@ -242,23 +293,32 @@ for step in range(4):
     amanda_step = step
 """
 
+_NAME = r"gloo:\w+"
+DUMPED = re.compile(
+    rf"\n  0 .* {_NAME} (?P<waits>\d+) \(default_pg\)  +{_NAME} (?P<ended>\d+) \(default_pg\)"
+    rf"\n  1 .* - +{_NAME} (?P<other>\d+) \(default_pg\)"
+)
+"""The lines of a rank that waits in a collective, and of one that has not entered it."""
+
 
 @pytest.mark.slow
 def test_two_ranks_of_which_one_stops(
     environment: dict[str, str], amanda: Command, tmp_path: Path
 ) -> None:
-    """While both hang, the operator of the one that has stopped is named."""
+    """While both hang, the operator of the one that has stopped is named, and the collective in
+    which the other one waits."""
     (tmp_path / "ranks.py").write_text(RANKS)
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "amanda"]
     process = subprocess.Popen(
-        [sys.executable, *words, *FLIGHT, "ranks.py"], cwd=tmp_path, env=environment,
+        [sys.executable, *words, *FLIGHT, "ranks.py"], cwd=tmp_path,
+        env={**environment, "TORCH_FR_BUFFER_SIZE": "100"},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
         until = time.monotonic() + 90
         while True:
             run = amanda("flight", "out")
-            if "in     Sequential.1/Slow:0" in run.stdout:
+            if (at := DUMPED.search(run.stdout)) and "in     Sequential.1/Slow:0" in run.stdout:
                 break
             assert time.monotonic() < until, run
             time.sleep(0.5)
@@ -267,11 +327,9 @@ def test_two_ranks_of_which_one_stops(
     finally:
         process.kill()
     lines = amanda("flight", "out").stdout.splitlines()
-    assert lines[-2:] == [
-        "the ranks are in 2 places; the least far is:",
-        lines[-1],
-    ]
+    assert lines[-2] == "the ranks are in 2 places; the least far is:"
     assert lines[-1].startswith("  rank 1: in Sequential.1/Slow:0 in step ")
+    assert at["waits"] == str(int(at["ended"]) + 1) == str(int(at["other"]) + 1)
 
 
 GRAPHS = """

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -33,6 +34,8 @@ from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda.cli.rank import Rank
+from amanda.tools import canonical
+from amanda.tools.mapping import MappingTool
 from tests.identity import Identity
 
 WIDTH, BATCH, STEPS = 16, 8, 2
@@ -139,6 +142,84 @@ def pipeline() -> Training:
     return model, lambda: schedule.step(*([] if rank else [data()]), **arguments)
 
 
+def exchanges() -> dict[str, Callable[[], Any]]:
+    """A call of each collective, of tensors of 24 bytes, by its name; ``f_`` in front of those in
+    functional form."""
+    x, out, half, parts = (
+        torch.ones(2, 3),
+        torch.empty(2, 3),
+        torch.empty(1, 3),
+        torch.empty(4, 3),
+    )
+    rank, world = dist.get_rank(), dist.group.WORLD
+    given = [x, x] if rank == 0 else None
+    taken = [torch.empty(2, 3), out] if rank == 0 else None
+    return {
+        "all_reduce": lambda: dist.all_reduce(x),
+        "all_reduce_coalesced": lambda: dist.all_reduce_coalesced([x, x]),
+        "all_gather": lambda: dist.all_gather([torch.empty(2, 3), out], x),
+        "all_gather_coalesced": lambda: dist.all_gather_coalesced([[half], [half]], [x[:1]]),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(parts, x),
+        "all_gather_single": lambda: dist.all_gather_single(parts, x),
+        "all_gather_object": lambda: dist.all_gather_object([None, None], rank),
+        "all_to_all": lambda: dist.all_to_all([half, half], [x[:1], x[1:]]),
+        "all_to_all_single": lambda: dist.all_to_all_single(out, x),
+        "barrier": lambda: dist.barrier(),
+        "monitored_barrier": lambda: dist.monitored_barrier(),
+        "broadcast": lambda: dist.broadcast(x, 0),
+        "broadcast_object_list": lambda: dist.broadcast_object_list([rank], 0),
+        "gather": lambda: dist.gather(x, taken, 0),
+        "gather_object": lambda: dist.gather_object(rank, [0, 0] if rank == 0 else None, 0),
+        "scatter": lambda: dist.scatter(out, given, 0),
+        "scatter_object_list": lambda: dist.scatter_object_list([None], [1, 2], 0),
+        "reduce": lambda: dist.reduce(x, 0, dist.ReduceOp.MAX),
+        "reduce_scatter": lambda: dist.reduce_scatter(out, [x, x]),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(half, x),
+        "reduce_scatter_single": lambda: dist.reduce_scatter_single(half, x),
+        "send": lambda: dist.recv(out, 1) if rank == 0 else dist.send(x, 0),
+        "recv": lambda: dist.send(x, 1) if rank == 0 else dist.recv(out, 0),
+        "isend": lambda: [
+            one.wait() for one in (dist.isend(x, 1 - rank), dist.irecv(out, 1 - rank))],
+        "batch_isend_irecv": lambda: [one.wait() for one in dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, out, 1 - rank)])],
+        "send_object_list": lambda: (
+            dist.send_object_list([1], 1) if rank == 0 else dist.recv_object_list([None], 0)),
+        "f_all_reduce": lambda: funcol.all_reduce(x, "sum", world) + 0,
+        "f_all_gather_tensor": lambda: funcol.all_gather_tensor(x, 0, world) + 0,
+        "f_reduce_scatter_tensor": lambda: funcol.reduce_scatter_tensor(x, "sum", 0, world) + 0,
+        "f_all_to_all_single": lambda: funcol.all_to_all_single(x, None, None, world) + 0,
+        "f_broadcast": lambda: funcol.broadcast(x, 0, world) + 0,
+        "f_all_reduce_coalesced": lambda: funcol.all_reduce_coalesced([x, x], "sum", world)[0] + 0,
+    }  # fmt: skip
+
+
+class Noting(amanda.Tool):
+    """Notes type, canonical attributes, and shapes of the outputs of collectives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, Any], list[Any]]] = []
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_op(self.look, require_outputs=True)
+
+    def look(self, context: amanda.OpContext) -> None:
+        attributes = canonical.attributes(context)
+        if "ranks" in attributes:
+            outputs = [tuple(tensor.shape) for tensor in context.get_outputs() or ()]
+            self.found.append((context["op_type"], attributes, outputs))
+
+
+def noted() -> dict[str, Any]:
+    """What is noted of each exchange."""
+    found = {}
+    for name, run in exchanges().items():
+        tool = Noting()
+        with amanda.apply(tool):
+            run()
+        found[name] = tool.found
+    return found
+
+
 def _local(tensor: Any) -> Any:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -163,6 +244,8 @@ def _bytes(tensors: Any) -> bytes:
 
 def report(kind: str) -> dict[str, Any]:
     """What is to be told of one kind."""
+    if kind == "exchanges":
+        return noted()
     if kind.startswith("pruned_"):
         tool = amanda.tools.load("prune")()
         bits = train(globals()[kind.removeprefix("pruned_")], tool)

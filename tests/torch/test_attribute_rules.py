@@ -42,6 +42,8 @@ X, NUMBER = torch.rand(2, 3, 4), torch.tensor(1.0)
         (lambda: X[..., 1:, None], {"index": ((0, 2, 1), (0, 3, 1), (1, 4, 1), None)}),
         (lambda: X.select(-1, 2), {"index": ((0, 2, 1), (0, 3, 1), 2)}),
         (lambda: X.half(), {"dtype": "float16"}),
+        (lambda: X.to("cpu"), {}),
+        (lambda: X.type("torch.DoubleTensor"), {}),
     ],
 )
 def test_attributes_are_resolved(program: Any, expected: dict[str, Any]) -> None:

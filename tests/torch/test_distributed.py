@@ -122,7 +122,7 @@ def test_collectives_are_operators(interceptor: str, monkeypatch: pytest.MonkeyP
         ("all_gather", {**where, "bytes": 12}, [(3,)]),
         ("reduce_scatter", {**reduced, "reduction": "max"}, [(3,)]),
         ("all_to_all", {**where, "bytes": 12}, [(3,)]),
-        ("c10d::gather", {}, [(3,)]),
+        ("dist_gather", {**where, "bytes": 12}, [(3,)]),
         ("barrier", {**where, "bytes": 0}, []),
         ("all_gather", {**where, "bytes": 12}, [(3,)]),
     ]

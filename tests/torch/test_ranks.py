@@ -31,7 +31,7 @@ def run(folder: Path, size: int, *kinds: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run(tmp_path_factory.mktemp("ranks"), 2, *KINDS, *PRUNED, "remat_fsdp")
+    return run(tmp_path_factory.mktemp("ranks"), 2, *KINDS, *PRUNED, "remat_fsdp", "exchanges")
 
 
 def check(kind: str, ranks: list[dict[str, Any]]) -> list[list[Any]]:
@@ -83,6 +83,75 @@ def test_collectives_of_trainings_are_operators(ranks: list[dict[str, Any]]) -> 
         "tensor_parallel": {("all_reduce", group)},
         "pipeline": {("send", group), ("recv", group)},
     }
+
+
+WHOLE, PART, BOTH = [2, 3], [1, 3], [4, 3]
+
+EXCHANGES: dict[str, tuple[str, Any, list[Any], list[Any]]] = {
+    "all_reduce": ("all_reduce", 24, [WHOLE], [WHOLE]),
+    "all_reduce_coalesced": ("all_reduce", 48, [WHOLE] * 2, [WHOLE] * 2),
+    "all_gather": ("all_gather", 24, [WHOLE] * 2, [WHOLE] * 2),
+    "all_gather_coalesced": ("all_gather", 12, [PART] * 2, [PART] * 2),
+    "all_gather_into_tensor": ("all_gather", 24, [BOTH], [BOTH]),
+    "all_gather_single": ("all_gather", 24, [BOTH], [BOTH]),
+    "all_to_all": ("all_to_all", 24, [PART] * 2, [PART] * 2),
+    "all_to_all_single": ("all_to_all", 24, [WHOLE], [WHOLE]),
+    "barrier": ("barrier", 0, [], []),
+    "monitored_barrier": ("barrier", 0, [], []),
+    "broadcast": ("broadcast", 24, [WHOLE], [WHOLE]),
+    "gather": ("dist_gather", 24, [WHOLE] * 2, []),
+    "scatter": ("dist_scatter", (48, 24), [WHOLE], [WHOLE]),
+    "reduce": ("reduce", 24, [WHOLE], [WHOLE]),
+    "reduce_scatter": ("reduce_scatter", 48, [WHOLE], [WHOLE]),
+    "reduce_scatter_tensor": ("reduce_scatter", 24, [PART], [PART]),
+    "reduce_scatter_single": ("reduce_scatter", 24, [PART], [PART]),
+    "send": ("recv send", 24, [WHOLE], []),
+    "recv": ("send recv", 24, [], [WHOLE]),
+    "f_all_reduce": ("all_reduce", 24, [WHOLE], [WHOLE]),
+    "f_all_gather_tensor": ("all_gather", 24, [BOTH], [BOTH]),
+    "f_reduce_scatter_tensor": ("reduce_scatter", 24, [PART], [PART]),
+    "f_all_to_all_single": ("all_to_all", 24, [WHOLE], [WHOLE]),
+    "f_broadcast": ("broadcast", 24, [WHOLE], [WHOLE]),
+    "f_all_reduce_coalesced": ("all_reduce", 48, [WHOLE] * 2, [WHOLE] * 2),
+}
+"""Of each collective that is one operator: its type, its bytes, and the shapes of its outputs on
+both ranks."""
+
+COMPOSED = {
+    "all_gather_object": "all_gather all_gather",
+    "broadcast_object_list": "broadcast broadcast",
+    "gather_object": "all_gather dist_gather",
+    "scatter_object_list": "broadcast dist_scatter dist_scatter",
+    "isend": "send recv",
+    "batch_isend_irecv": "send recv",
+    "send_object_list": "send send",
+}
+"""The operators on rank 0 of those that are several."""
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_a_collective_is_an_operator(name: str, ranks: list[dict[str, Any]]) -> None:
+    """Its type, group and bytes are known, and what it writes into is its output."""
+    kinds, sizes, *outputs = EXCHANGES[name]
+    reductions = {"all_reduce": "sum", "reduce_scatter": "sum", "reduce": "max"}
+    for rank in (0, 1):
+        kind = kinds.split()[rank if " " in kinds else 0]
+        attributes = {"group": "0", "ranks": [0, 1]}
+        attributes["bytes"] = sizes[rank] if isinstance(sizes, tuple) else sizes
+        attributes |= {"reduction": reductions[kind]} if kind in reductions else {}
+        assert ranks[rank]["exchanges"][name] == [[kind, attributes, outputs[rank]]]
+
+
+def test_no_collective_is_forgotten(ranks: list[dict[str, Any]]) -> None:
+    """Those that consist of others are seen as these; all functions that exchange are in the
+    tests."""
+    found = {name: [kind for kind, *_ in ranks[0]["exchanges"][name]] for name in COMPOSED}
+    assert found == {name: kinds.split() for name, kinds in COMPOSED.items()}
+    public = dist.distributed_c10d.__all__
+    exchanging = "all_ reduce gather scatter send recv broadcast barrier"
+    named = {name for name in public if any(part in name for part in exchanging.split())}
+    functions = {name for name in named if callable(getattr(dist, name)) and name.islower()}
+    assert functions - {*EXCHANGES, *COMPOSED} == {"irecv", "recv_object_list"}
 
 
 def test_norms_of_shards_are_those_of_the_whole(ranks: list[dict[str, Any]]) -> None:

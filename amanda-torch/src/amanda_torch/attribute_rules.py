@@ -369,8 +369,12 @@ _CASTS |= {"long": "int64", "bool": "bool", "bfloat16": "bfloat16"}
 
 def _cast(context: OpContext) -> Found:
     name = context.get_op().__name__
-    dtype = context.get_attrs().get("dtype") or _CASTS.get(name)
-    return {} if dtype is None else {"dtype": str(dtype).removeprefix("torch.")}
+    given = context.get_attrs().get("dtype")
+    if given is None:
+        return known(dtype=_CASTS.get(name))
+    # Where a type is declared, a call may have a device, or the name of a class of tensors.
+    is_type = type(given).__name__ == "dtype"
+    return {"dtype": str(given).removeprefix("torch.")} if is_type else {}
 
 
 def _cast_as(context: OpContext) -> Found:
@@ -473,25 +477,32 @@ _OWN = """
 """
 """Canonical types without canonical attributes."""
 
-_RECEIVING = frozenset("output output_tensor output_tensor_list tensor_list".split())
+_RECEIVING = frozenset(
+    "output output_tensor output_tensor_list output_tensor_lists tensor_list gather_list".split()
+)
 """Parameters of collectives for tensors that they only write into."""
 
 
 def _collective(context: OpContext) -> Found:
     given = context.get_attrs()
-    named = zip(context.get_input_names(), context.get_input_specs(), strict=True)
+    inputs = zip(context.get_input_names(), context.get_input_specs(), strict=True)
+    named = [(name, spec) for name, spec in inputs if spec is not None]
+    # The process that scatters gives a list, the others receive a tensor.
+    scatters = any(name == "scatter_list" for name, _ in named)
+    received = _RECEIVING | {"tensor"} if scatters else _RECEIVING
     reduction = given.get("op", given.get("reduce_op"))
     return known(
         group=given.get("group"),
         ranks=given.get("ranks"),
-        bytes=total(one.nbytes for name, one in named if one and name not in _RECEIVING),
+        bytes=total(spec.nbytes for name, spec in named if name not in received),
         # The enumeration's member or, in the functional form, its name in lower case.
         reduction=None if reduction is None else str(reduction).rpartition(".")[2].lower(),
     )
 
 
 COLLECTIVES = frozenset(
-    "all_gather all_reduce all_to_all barrier broadcast recv reduce_scatter send".split()
+    """all_gather all_reduce all_to_all barrier broadcast dist_gather dist_scatter recv reduce
+    reduce_scatter send""".split()
 )
 """The canonical types of operators of several processes."""
 

@@ -111,8 +111,11 @@ def _type_of(library: str, name: str) -> str:
     if library == "quantized":
         # An object that is not a tensor holds the weight (2.13).
         return f"packed_{name}" if name.startswith(("linear", "conv")) else name
-    if library.startswith(("c10d", "_c10d")) and name in COLLECTIVES:
-        return name
+    if library.startswith(("c10d", "_c10d")):
+        if name in COLLECTIVES:
+            return name
+        if name in ("gather", "scatter"):
+            return f"dist_{name}"
     is_taken = name in RULES or name in _WEIGHTED or name in _TYPES
     aten = sys.modules["torch"].ops.aten if library else None
     return f"{library}::{name}" if library and (is_taken or hasattr(aten, name)) else name

@@ -1,16 +1,18 @@
 """``amanda flight``: where each rank was, by the rings of the tool ``flight``.
 
-The rings are those of processes that run, have ended, were killed or hang; a ring that cannot be
-read is named, and the others are shown.
+The rings are those of processes that run, have ended, were killed or hang; a ring or a dump of
+collectives that cannot be read is named, and the others are shown.
 """
 
 from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from amanda.cli.collective_dumps import NAME, read_dump
 from amanda.cli.messages import WRONG_USAGE, CommandParser, complain
 from amanda.errors import FileError
 from amanda.python.text import printable
@@ -20,6 +22,8 @@ from amanda.tools.rings import Recording, cells_of, read_ring, table_of
 
 _RING = re.compile(r"flight.*?(?:-rank(?P<rank>[0-9]{1,9}))?\.ring")
 """The name of the ring of a process; the only one has no rank."""
+
+_T = TypeVar("_T")
 
 _SHOWN = 8
 """Ranks that a message lists."""
@@ -34,17 +38,23 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of -o, or one ring")
     parser.add_argument("--full", action="store_true", help="list all executions of each ring")
     given = parser.parse_args(arguments)
+    place = given.folder
     try:
-        rings = _read(given.folder)
+        rings = _read(place, _RING, read_ring, "ring")
+        if not rings:
+            raise FileError(f"{place} has no ring that can be read (flight-rank<n>.ring)")
+        dumps = _read(place, NAME, read_dump, "dump") if place.is_dir() else {}
     except FileError as error:
         complain(f"error: {error}")
         return WRONG_USAGE
     lines = [
-        (rank, f"{recording.begun:,}", *cells_of(recording, recording.last))
-        for rank, recording in rings.items()
-        if recording.last
+        (rank, f"{rings[rank].begun:,}", *cells_of(rings[rank], last), *dumps.get(rank, ("", "")))
+        if rank in rings and (last := rings[rank].last)
+        else (rank, *[""] * 8, *dumps[rank])
+        for rank in sorted({*dumps, *(rank for rank in rings if rings[rank].last)})
     ]
-    columns = ("rank", "begun", "step", "state", "operator", "inputs", "at", "ms", "memory")
+    heads = "rank begun step state operator inputs at ms memory in_collective last_ended"
+    columns = [head.replace("_", " ") for head in heads.split()]
     print(plain_text(Table(f"flight: {plural(len(rings), 'rank')}", columns, lines, None), True))
     for line in _apart(rings):
         print(printable(line))
@@ -54,32 +64,33 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _read(place: Path) -> Mapping[int, Recording]:
-    """The rings in a folder, or the only one, by rank; one that cannot be read is complained of.
+def _read(
+    place: Path, named: re.Pattern[str], read: Callable[[Path], _T], what: str
+) -> Mapping[int, _T]:
+    """The files of that name in a folder, or the only one, by rank; one that cannot be read is
+    complained of.
 
     Raises:
-        FileError: there is none.
+        FileError: the folder cannot be read.
     """
     try:
         paths = sorted(place.iterdir()) if place.is_dir() else [place]
     except OSError as error:
         raise FileError(f"{place} cannot be read: {error.strerror}") from error
-    found: dict[int, Recording] = {}
+    found: dict[int, _T] = {}
     for path in paths:
-        name = _RING.fullmatch(path.name)
+        name = named.fullmatch(path.name)
         if not name and path is not place:
             continue
         rank = int((name and name["rank"]) or 0)
         try:
-            recording = read_ring(path)
+            contents = read(path)
         except FileError as error:
             complain(f"warning: {error}")
             continue
         if rank in found:
-            complain(f"warning: {path.name} is a second ring of rank {rank}, and left out")
-        found.setdefault(rank, recording)
-    if not found:
-        raise FileError(f"{place} has no ring that can be read (flight-rank<n>.ring)")
+            complain(f"warning: {path.name} is a second {what} of rank {rank}, and left out")
+        found.setdefault(rank, contents)
     return dict(sorted(found.items()))
 
 

@@ -74,13 +74,14 @@ class Ring:
         self._size, self._used = size, used
         self.names: list[Mapping[str, Any]] = []
         length = 8 * (len(HEADER) + len(RECORD) * size)
-        self._file = None
+        self._file: int | None = None
         if path is not None:
             # Written, so that the disk has room for it: without, a store would end the process.
-            self._file = path.open("wb+", buffering=0)
-            weakref.finalize(self, self._file.close).atexit = False
-            self._file.write(bytes(length) + _line(facts or {}))
-        memory = mmap.mmap(self._file.fileno() if self._file else -1, length)
+            path.write_bytes(bytes(length) + _line(facts or {}))
+            # No object, which would warn that it is open when the process ends.
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND)
+            weakref.finalize(self, os.close, self._file).atexit = False
+        memory = mmap.mmap(-1 if self._file is None else self._file, length)
         self.numbers = memoryview(memory).cast("q")
         epoch = time.time_ns() - time.perf_counter_ns()
         first = (size, 0, -1, 0, 0, epoch, os.getpid())
@@ -102,7 +103,7 @@ class Ring:
         self.names.append(about)
         if self._file is not None:
             try:
-                self._file.write(_line(about))
+                os.write(self._file, _line(about))
             except OSError:
                 # The disk is full; later operators have no name in the file.
                 self._file = None

@@ -80,7 +80,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             self.mesh.update(_internals.mesh_places())
             patches.wrap(torch.distributed.device_mesh.DeviceMesh, "__init__", self._noting_mesh)
             for owner in (collectives, torch.distributed):
-                patches.wrap(owner, "barrier", _reported)
+                for name in ("barrier", "monitored_barrier"):
+                    patches.wrap(owner, name, functools.partial(_reported, name))
         if works(proofs.BACKWARD_PASSES):
             BackwardPasses(self.dispatcher).patch(patches)
         if works(proofs.FUNCTIONS):
@@ -288,7 +289,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         return replay
 
 
-def _reported(vanilla: Any) -> Any:
+def _reported(name: str, vanilla: Any) -> Any:
     """Wrap a collective without tensors, which does not report itself to modes."""
 
     @functools.wraps(vanilla)
@@ -296,7 +297,7 @@ def _reported(vanilla: Any) -> Any:
         interceptor = LOCAL.interceptor
         if interceptor is None or interceptor.is_quiet() or not interceptor.is_listening():
             return vanilla(*args, **kwargs)
-        return interceptor.run_unreported(vanilla, "barrier", args, kwargs)
+        return interceptor.run_unreported(vanilla, name, args, kwargs)
 
     return barrier
 

@@ -29,7 +29,13 @@ from amanda_torch.eager import records
 from amanda_torch.eager.keras_layers import with_values
 from amanda_torch.eager.operation import Operation, made_leaf
 from amanda_torch.eager.phases import phase_of
-from amanda_torch.operators.calls import TorchCall, outputs_of, tensors_of, with_tensors
+from amanda_torch.operators.calls import (
+    TorchCall,
+    is_no_output,
+    outputs_of,
+    tensors_of,
+    with_tensors,
+)
 from amanda_torch.operators.layouts import NO_LAYOUT, Layout
 from amanda_torch.routines import TOOL_CODE, RoutineDispatcher, call_joined, until_result
 
@@ -369,7 +375,7 @@ class Executor:
         plan = operation.plan
         given = tensors_of(result)
         changed = outputs = operation.hook_outputs(given)
-        if result is None:
+        if is_no_output(result):
             given = changed = outputs = outputs_of(result, call.inputs, call.written)
         # The hooks of single nodes are registered after those on all output gradients and
         # before those on all input gradients, and run in this order (contract rule 8).
@@ -432,8 +438,8 @@ def with_outputs(
     """
     differentiable = any(action.differentiable for action in plan.after)
     for index, (target, value) in enumerate(zip(outputs, values, strict=True)):
-        is_written = result is None or written[index]
+        is_written = is_no_output(result) or written[index]
         if value is not target and (is_written or made_leaf(target, inputs)):
             write_back(target, value, differentiable)
             values[index] = target
-    return None if result is None else with_tensors(result, tensors_of(result), values)
+    return result if is_no_output(result) else with_tensors(result, tensors_of(result), values)

@@ -404,6 +404,11 @@ def tensors_of(result: Any) -> list[Any]:
     return [tensor for tensor, _ in found]
 
 
+def is_no_output(result: Any) -> bool:
+    """True for the result of an operator that returns no tensor; ``recv`` returns a number."""
+    return result is None or type(result) is int
+
+
 def outputs_of(result: Any, inputs: Sequence[Any], written: Sequence[int]) -> list[Any]:
     """The outputs of an operator: the tensors of its result, or the written inputs of an operator
     without a result, as of fused optimizers.
@@ -413,7 +418,7 @@ def outputs_of(result: Any, inputs: Sequence[Any], written: Sequence[int]) -> li
     """
     if isinstance(result, torch.Tensor):
         return [result]
-    if result is None and written:
+    if written and is_no_output(result):
         return [inputs[index] for index in written if inputs[index] is not None]
     return tensors_of(result)
 

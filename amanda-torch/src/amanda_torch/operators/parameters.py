@@ -110,7 +110,7 @@ def _from_signature(function: Any, *, skip: int = 0) -> tuple[SchemaParameter, .
     )
 
 
-_WRITING_NONE = frozenset({"send", "isend", "barrier"})
+_WRITING_NONE = frozenset({"send", "isend", "barrier", "monitored_barrier"})
 """Collectives that write into none of their tensors; others do into the first, ``gather`` into the
 second."""
 
@@ -121,7 +121,7 @@ def _with_written(
     """The parameters of a function of ``torch.distributed``, with the one that it writes into."""
     if name in _WRITING_NONE:
         return parameters
-    index = int(name.endswith("gather"))
+    index = int(name == "c10d::gather")
     written = attrs.evolve(parameters[index], is_written=True)
     return (*parameters[:index], written, *parameters[index + 1 :])
 
