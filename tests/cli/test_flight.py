@@ -35,12 +35,12 @@ elif how == "hang":
     time.sleep(100)
 elif how == "child":
     if not (child := os.fork()):
-        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR2)
         time.sleep(100)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 elif how == "own":
-    signal.signal(signal.SIGUSR1, lambda *_: print("mine", flush=True))
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.signal(signal.SIGUSR2, lambda *_: print("mine", flush=True))
+    os.kill(os.getpid(), signal.SIGUSR2)
 """
 
 
@@ -76,7 +76,7 @@ def _backwards() -> list[tuple[str, str]]:
 def test_a_process_that_hangs(
     amanda: Command, program: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """After the time of its own accord, and at SIGUSR1, it prints where it is, and goes on."""
+    """After the time of its own accord, and at SIGUSR2, it prints where it is, and goes on."""
     words = [sys.executable, "-m", "amanda", "run", "-t", "flight:timeout=0.2", "-o", "out"]
     process = subprocess.Popen(
         [*words, "--", program, "hang"], cwd=tmp_path, env=environment, text=True,
@@ -87,8 +87,8 @@ def test_a_process_that_hangs(
     assert line == (
         "amanda: no operator has begun for 0.2 s: flight: the last of 6 operators that began\n"
     )
-    os.kill(process.pid, signal.SIGUSR1)
-    while not line.startswith("amanda: SIGUSR1: flight: the last of 6 operators that began"):
+    os.kill(process.pid, signal.SIGUSR2)
+    while not line.startswith("amanda: SIGUSR2: flight: the last of 6 operators that began"):
         line = process.stderr.readline()
         assert line
     while "program.py" not in line:
@@ -101,7 +101,7 @@ def test_a_process_that_hangs(
 
 
 def test_the_signal_of_the_program(amanda: Command, program: str) -> None:
-    """A program that handles SIGUSR1 gets it, and nothing is printed."""
+    """A program that handles SIGUSR2 gets it, and nothing is printed."""
     run = amanda(*FLIGHT, program, "own")
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("mine\n")
@@ -111,7 +111,7 @@ def test_the_signal_of_a_child(amanda: Command, program: str) -> None:
     """A forked child ends by the signal, as without the tool."""
     run = amanda(*FLIGHT, program, "child")
     assert run.returncode == 0
-    assert run.stdout.startswith(f"{-signal.SIGUSR1}\n")
+    assert run.stdout.startswith(f"{-signal.SIGUSR2}\n")
 
 
 def test_the_ring_of_the_run_before(amanda: Command, program: str, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ class FlightTool(ReportingTool[FlightOptions]):
             raise FileError(f"flight: {path} cannot be written: {error.strerror}") from error
 
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
-        """Begin to wait for SIGUSR1 and for the timeout."""
+        """Begin to wait for SIGUSR2 and for the timeout."""
         super().enter_scope(drivers)
         if self._watch is None:
             self._watch = _Watch(self, self.options.timeout)
@@ -157,7 +157,7 @@ def _bytes_in_use() -> int:
 
 
 class _Watch:
-    """A thread that prints the state of a tool at SIGUSR1, and when no operator begins for long.
+    """A thread that prints the state of a tool at SIGUSR2, and when no operator begins for long.
 
     The signal is awaited only where it would end the process, and nobody else is told of signals:
     the main thread may hang in code that is not Python, where a handler would not run.
@@ -178,7 +178,7 @@ class _Watch:
             self._thread.start()
 
     def _await_signal(self) -> bool:
-        number = getattr(signal, "SIGUSR1", None)
+        number = getattr(signal, "SIGUSR2", None)
         if number is None or not is_unhandled(number):
             return False
         try:
@@ -211,8 +211,8 @@ class _Watch:
                 numbers = os.read(self._ends[0], 4096)
                 if 0 in numbers:
                     return
-                if signal.SIGUSR1 in numbers:
-                    self._tool.print_state("SIGUSR1")
+                if signal.SIGUSR2 in numbers:
+                    self._tool.print_state("SIGUSR2")
             elif begun != ring.begun:
                 begun, since = ring.begun, time.monotonic()
             elif limit and begun and time.monotonic() - since >= limit:
@@ -221,9 +221,9 @@ class _Watch:
 
     def close(self) -> None:
         """End the thread, and give the signal back unless the program has taken it since."""
-        if self._has_signal and signal.getsignal(signal.SIGUSR1) == self._wake:
+        if self._has_signal and signal.getsignal(signal.SIGUSR2) == self._wake:
             with contextlib.suppress(ValueError):
-                signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+                signal.signal(signal.SIGUSR2, signal.SIG_DFL)
                 if (now := signal.set_wakeup_fd(-1)) != self._ends[1]:
                     signal.set_wakeup_fd(now)
         if self._thread.is_alive():
