@@ -1,0 +1,235 @@
+"""``amanda sweep``: runs a program once for each combination of values of tools' options.
+
+Each run is an ``amanda run`` in a process of its own, here, or on the cluster of ``RAY_ADDRESS``.
+Its results are in ``DIR/<tool>_<option>=<value>/...``, which ``amanda query`` reads as one table
+per tool with a column for each option.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.parse
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+
+import attrs
+
+from amanda.cli import grammar, pages, program, run
+from amanda.cli.messages import WRONG_USAGE, CommandParser, complain, loading_plugins
+from amanda.errors import AmandaError
+from amanda.python.text import printable
+from amanda.registry import plugins
+
+USAGE = "amanda sweep [OPTIONS] -o DIR [--] script.py ARGS | -m MODULE ARGS | -c TEXT ARGS"
+
+_ABOUT = """\
+Run a program once for each combination of values of tools' options: in -t, seed=0..9 gives an
+option ten values, bit=3++7 two. Other options are those of amanda run. With RAY_ADDRESS the runs
+are tasks of that cluster of Ray."""
+
+_MOST_RUNS = 100_000
+
+Start = Callable[[Sequence[str], Path], Awaitable[int]]
+"""Runs Python with arguments, and writes what it prints into files of a folder; returns the exit
+status. If the task of asyncio is cancelled, the process ends."""
+
+OUTPUT, ERRORS = "output.txt", "errors.txt"
+"""The files."""
+
+
+@attrs.frozen
+class Task:
+    """One run of a sweep.
+
+    Attributes:
+        name: the values of the options that have several, which is its folder in that of the sweep.
+        tools: the argument of ``-t``.
+    """
+
+    name: str
+    tools: str
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns 0, 1 if runs have failed, or 2 for wrong usage."""
+    own = _create_parser()
+    with_value = (*run.WITH_VALUE, "--jobs", "--retries")
+    ours, words = program.split(arguments, with_value)
+    given, others = own.parse_known_args(ours)
+    cluster = None
+    try:
+        with loading_plugins():
+            tasks = _tasks(given.tool)
+            _check(tasks, others, words)
+            run.check_folder(given.output)
+            if address := os.environ.get("RAY_ADDRESS"):
+                cluster = plugins.cluster(address)
+    except (program.ProgramError, run.UsageError, grammar.GrammarError, AmandaError) as error:
+        complain(f"error: {error}")
+        return WRONG_USAGE
+    folder = given.output.absolute()
+
+    def command(task: Task) -> list[str]:
+        place = str(folder / task.name)
+        return ["-m", "amanda", "run", *others, "-t", task.tools, "-o", place, "--", *words]
+
+    # Ended like by Ctrl-C, which ends the runs before.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    limit = given.jobs or (len(tasks) if cluster else 1)
+    sweep = Sweep(folder, command, cluster.run if cluster else run_here, limit, given.retries)
+    try:
+        failed = asyncio.run(sweep.run(tasks))
+    finally:
+        if cluster:
+            cluster.close()
+    ending = f", {failed} failed" if failed else ""
+    print(printable(f"amanda: {len(tasks)} runs in {given.output}{ending}"))
+    return 1 if failed else 0
+
+
+def _create_parser() -> CommandParser:
+    own = CommandParser(prog="amanda sweep", usage=USAGE, description=_ABOUT, allow_abbrev=False)
+    own.add_argument("-t", "--tool", "--tools", metavar="TOOL", action="append", required=True)
+    own.add_argument("-o", "--output", metavar="DIR", type=Path, required=True)
+    number = run.number_from
+    own.add_argument(
+        "--jobs", metavar="N", type=number(1), help="runs at a time (default: 1; on a cluster all)"
+    )
+    own.add_argument(
+        "--retries", metavar="N", type=number(0), default=1, help="of a failed run (default: 1)"
+    )
+    return own
+
+
+def _tasks(texts: Sequence[str]) -> list[Task]:
+    """The runs of a sweep.
+
+    Raises:
+        GrammarError: a text does not follow the grammar.
+        UsageError: no option has several values, or there are too many runs.
+    """
+    specs = grammar.parse(texts)
+    names = pages.distinct([re.split("[/:]", spec.name)[-1] for spec in specs])
+    options = [
+        (re.sub(r"\W", "_", f"{name}_{option}"), grammar.alternatives(value))
+        for spec, name in zip(specs, names, strict=True)
+        for option, value in spec.options.items()
+    ]
+    count = math.prod(len(values) for _, values in options)
+    if not 1 < count <= _MOST_RUNS:
+        raise run.UsageError(
+            f"these options give {count} runs; seed=0..9 or bit=3++7 gives an option several values"
+        )
+    return [
+        Task("/".join(_swept(options, values)), _written(specs, iter(values)))
+        for values in itertools.product(*(values for _, values in options))
+    ]
+
+
+def _swept(options: Sequence[tuple[str, list[str]]], values: Sequence[str]) -> Iterator[str]:
+    """Yield the folders of a run, one for each option with several values, as Hive names them."""
+    for (column, several), value in zip(options, values, strict=True):
+        if len(several) > 1:
+            yield f"{column}={urllib.parse.quote(grammar.unescape(value), safe='+,: ')}"
+
+
+def _written(specs: Sequence[grammar.ToolSpec], values: Iterator[str]) -> str:
+    """The tools with one value for each option, as ``-t`` has them."""
+    tools = []
+    for spec in specs:
+        options = ",".join(f"{option}={next(values)}" for option in spec.options)
+        tools.append(f"{spec.name}:{options}" if options else spec.name)
+    return ",".join(tools)
+
+
+def _check(tasks: Sequence[Task], others: Sequence[str], words: Sequence[str]) -> None:
+    """Check what can be before the first run.
+
+    Raises:
+        ProgramError, UsageError, AmandaError: something is wrong.
+    """
+    target = program.parse(words)
+    target.check()
+    if target.kind == "input":
+        raise run.UsageError("standard input can be read once only: name a script")
+    run.parse_options(others, words)
+    for task in tasks:
+        run.create_tools([task.tools])
+
+
+@attrs.frozen
+class Sweep:
+    """Runs tasks, and those that fail again.
+
+    Attributes:
+        folder: of the results.
+        command: gives the arguments of Python for a task.
+        start: runs Python.
+        limit: tasks at a time.
+        retries: how often a task that has failed is run again.
+    """
+
+    folder: Path
+    command: Callable[[Task], Sequence[str]]
+    start: Start
+    limit: int
+    retries: int
+
+    async def run(self, tasks: Sequence[Task]) -> int:
+        """Run all tasks; the number of those that have failed."""
+        free = asyncio.Semaphore(self.limit)
+
+        async def run_one(task: Task) -> bool:
+            async with free:
+                return await self._succeeds(task)
+
+        return len(tasks) - sum(await asyncio.gather(*map(run_one, tasks)))
+
+    async def _succeeds(self, task: Task) -> bool:
+        folder = self.folder / task.name
+        for left in range(self.retries, -1, -1):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                status = await self.start(self.command(task), folder)
+                if not status:
+                    return True
+                ending = f"signal {-status}" if status < 0 else f"status {status}"
+                why = "; ".join(filter(None, (ending, _last_line(folder / ERRORS))))
+            except AmandaError as error:
+                why = str(error)
+            complain(
+                f"warning: {task.name} failed ({why}); "
+                + ("it is run again" if left else f"see {folder}")
+            )
+            if left:
+                # What it has written would be counted twice.
+                shutil.rmtree(folder)
+        return False
+
+
+def _last_line(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 1000))
+        return file.read().decode(errors="replace").strip().rpartition("\n")[2]
+
+
+async def run_here(words: Sequence[str], folder: Path) -> int:
+    """Run Python in a process of this machine, see :data:`Start`."""
+    with (folder / OUTPUT).open("wb") as output, (folder / ERRORS).open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *words, stdin=subprocess.DEVNULL, stdout=output, stderr=errors
+        )
+        try:
+            return await process.wait()
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
