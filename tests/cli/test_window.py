@@ -5,64 +5,74 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from amanda.cli.rank import Rank
+from amanda.cli.run import ReportedScope, UsageError, create_parser
 from amanda.cli.window import Trigger, is_first_of_stage
 from amanda.errors import AmandaError
 from amanda.files import read_json
-from tests.cli.conftest import Command, driver_package
+from amanda.scope.scope import Statistics
+from amanda.testing import loopback as lb
+from tests.cli.conftest import Command
 
-PROGRAM = """
-import sys, time
-from pathlib import Path
-import minigrad as mg
-weight = mg.MiniParameter([2.0, 3.0])
-for step in range(int(sys.argv[1])):
-    mg.backward(mg.add(mg.mul(weight, weight), weight))
-    if step == 1:
-        Path("go").write_text(sys.argv[2])
-        time.sleep(1.5)
-    print("step", step)
-    if step == 3 and len(sys.argv) > 3:
-        Path("again").write_text(Path("go").read_text())
-        Path("go").write_text("6")
-        time.sleep(1.5)
-"""
+Train = Callable[..., ReportedScope]
 
 
-@pytest.fixture
-def program(script: Callable[[str], Path]) -> str:
-    return str(script(PROGRAM))
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def usr2() -> Iterator[None]:
     earlier = signal.getsignal(signal.SIGUSR2)
     yield
     signal.signal(signal.SIGUSR2, earlier)
 
 
-WAITING = ("run", "-t", "count", "-o", "out", "--trigger", "go", "--steps", "2", "--")
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Trains so many steps under ``count``; before each the file has a text, and is looked at."""
+    triggers: list[Trigger] = []
+    monkeypatch.setattr(Trigger, "watch", lambda trigger: triggers.append(trigger))
+
+    def run(steps: int, texts: Mapping[int, str], *options: str, rank: Any = None) -> ReportedScope:
+        words = ("-t", "count", "-o", str(tmp_path / "out"), "--driver", "loopback", *options)
+        scope = ReportedScope(create_parser().parse_args(words), rank or Rank())
+        if scope.report.window is not None:
+            scope.report.window.deliver = lambda: scope.report.deliver(Statistics(), 0)
+        net = lb.Sequential(lb.Linear([[1.0]]))
+        scope.begin()
+        try:
+            for step in range(steps):
+                if step in texts:
+                    triggers[-1].path.write_text(texts[step])
+                    triggers[-1].look()
+                lb.relu(net(lb.tensor([[2.0]]))).backward()
+                lb.sgd_step(net.parameters(), 0.1)
+                print("step", step)
+        finally:
+            scope.end()
+        return scope
+
+    return run
 
 
-def test_tools_run_some_steps_of_a_file(amanda: Command, tmp_path: Path, program: str) -> None:
+def test_tools_run_some_steps(train: Train, tmp_path: Path, capsys: Any) -> None:
     """They see these whole; the results are there before the program ends, and once more after a
     second time."""
-    run = amanda(*WAITING, program, "9", "3", "again")
-    assert run.returncode == 0, run.stderr
-    lines = [line for line in run.stdout.splitlines() if line.startswith(("step", "amanda: "))]
-    assert [" ".join(line.split()[3:6]) or line for line in lines] == [
-        *("step 0", "step 1", "step 2", "step 3", f"in {tmp_path / 'out'}", "in 2 steps,"),
-        *("step 4", "step 5", "step 6", f"in {tmp_path / 'out'}", "in 2 steps,", "step 7", "step 8"),
-    ]
+    text = str(tmp_path / "go")
+    train(9, {1: "3", 4: "6"}, "--trigger", text, "--steps", "2")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("st", "am"))]
+    wrote, ended = "amanda: wrote count", "in 2 steps, all seen"
+    told = [ended if ended in line else line[: len(wrote)] for line in lines]
+    assert told == [
+        *(f"step {n}" for n in range(4)), wrote, ended,
+        *(f"step {n}" for n in range(4, 7)), wrote, ended, "step 7", "step 8",
+    ]  # fmt: skip
     summary = read_json(tmp_path / "out" / "count.json")["summary"]
-    assert (summary["steps"], summary["forward"]) == (4, 8)
+    assert (summary["steps"], summary["forward"]) == (4, 12)
 
 
-def test_ranks_agree_on_a_step(
-    tmp_path: Path, usr2: None, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_agree_on_a_step(tmp_path: Path, capfd: Any) -> None:
     """The first that sees the empty file, or gets the signal, names one some seconds ahead."""
     path = tmp_path / "go"
     first, second = Trigger(path, is_signalled=True), Trigger(path, is_signalled=False)
@@ -87,24 +97,23 @@ def test_ranks_agree_on_a_step(
     assert capfd.readouterr().err.count("does not have the number of a step: now") == 1
 
 
-def test_without_a_step_the_tools_do_not_run(amanda: Command, tmp_path: Path, program: str) -> None:
-    """A line says so; a rank that sees the number too late begins at once, and says so."""
-    never = amanda(*WAITING, program, "4", "70")
-    assert (never.returncode, never.stdout.count("\n")) == (0, 4)
-    assert never.stderr == "amanda: warning: nothing has triggered the tools\n"
+def test_what_does_not_fit_is_said(train: Train, tmp_path: Path, capfd: Any) -> None:
+    """Nothing has triggered the tools, or this rank has read too late when; options that miss."""
+    file = ("--trigger", str(tmp_path / "go"))
+    train(4, {2: "70"}, *file)
+    assert "warning: nothing has triggered the tools\n" in capfd.readouterr().err
     assert not list((tmp_path / "out").iterdir())
-    late = amanda(*WAITING, program, "6", "1")
-    assert late.stderr == "amanda: warning: the tools begin after step 3, not 1\n"
-    assert read_json(tmp_path / "out" / "count.json")["summary"]["steps"] == 2
-    (tmp_path / "out" / "trigger").write_text("1")
-    ended = amanda("run", "-t", "count", "-o", "out", "--trigger", "SIGUSR2", program, "3", "")
-    assert "2 ops in 1 step" in ended.stdout, ended.stderr
+    train(6, {4: "1"}, *file)
+    assert "warning: the tools begin after step 5, not 1\n" in capfd.readouterr().err
+    assert read_json(tmp_path / "out" / "count.json")["summary"]["steps"] == 1
+    train(3, {1: ""}, "--trigger", "SIGUSR2", "--every", "1")
+    assert (tmp_path / "out" / "trigger").read_text() == "13\n"
     for words, said in [
         (("--trigger", "SIGUSR2"), "give a folder, -o DIR"),
         (("--steps", "3"), "--steps is for --trigger"),
-        (("--ranks", "one-per-stge"), "or one-per-stage, got 'one-per-stge'"),
     ]:
-        assert said in amanda("run", *words, program).stderr
+        with pytest.raises(UsageError, match=said):
+            ReportedScope(create_parser().parse_args(words), Rank())
 
 
 @pytest.mark.parametrize(
@@ -112,23 +121,23 @@ def test_without_a_step_the_tools_do_not_run(amanda: Command, tmp_path: Path, pr
     [({"pp": 3, "dp": 0, "tp": 0}, True), ({"pp": 0, "dp": 1, "tp": 0}, False), ({"pp": 2}, True)],
 )
 def test_one_rank_of_each_stage_runs_under_tools(
-    amanda: Command, tmp_path: Path, program: str, mesh: Mapping[str, int], is_chosen: bool
+    train: Train, tmp_path: Path, monkeypatch: Any, mesh: Mapping[str, int], is_chosen: bool
 ) -> None:
     """The first one, from the second step on; the others write nothing."""
     assert is_first_of_stage(mesh) == is_chosen
-    driver_package(tmp_path, "meshed", f"mesh = {mesh}\npriority = 99")
-    words = ("run", "-t", "count", "-o", "out", "--ranks", "one-per-stage", program, "3", "")
-    run = amanda(*words, RANK="1", WORLD_SIZE="8", PYTHONPATH=str(tmp_path))
-    assert (run.returncode, run.stderr) == (0, "")
+    monkeypatch.setattr(lb.LoopbackDriver, "mesh", mesh, raising=False)
+    train(3, {}, "--ranks", "one-per-stage", rank=Rank(1, 8))
     written = list((tmp_path / "out").iterdir())
     assert [path.name for path in written] == ["count-rank1.json"] * is_chosen
     if is_chosen:
         assert read_json(written[0])["summary"]["steps"] == 2
 
 
-def test_without_stages_the_program_ends(amanda: Command, program: str) -> None:
+def test_without_stages_the_program_ends(amanda: Command, script: Callable[[str], Path]) -> None:
     """At the end of its first step, with the status of wrong usage."""
-    run = amanda("run", "-t", "count", "--ranks", "one-per-stage", program, "3", "")
-    assert (run.returncode, run.stdout) == (2, "")
+    text = "import minigrad as mg\nw = mg.MiniParameter([2.0])\nmg.backward(mg.mul(w, w))\nprint(1)"
+    words = ("-t", "count", "--ranks", "one-per-stage", str(script(text)))
+    run = amanda("run", *words, RANK="0", WORLD_SIZE="2")
+    assert (run.returncode, run.stdout.partition("amanda")[0]) == (2, "")
     assert run.stderr.startswith("amanda: error: --ranks one-per-stage: no DeviceMesh of the")
     assert run.stderr.count("\n") == 1

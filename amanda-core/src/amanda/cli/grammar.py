@@ -91,7 +91,7 @@ def alternatives(value: str) -> list[str]:
             found += map(str, range(int(ends[1]), int(ends[2]) + 1))
         else:
             found.append(part)
-    return found
+    return list(dict.fromkeys(found))
 
 
 def unescape(value: str) -> str:

@@ -138,7 +138,7 @@ def _swept(options: Sequence[tuple[str, list[str]]], values: Sequence[str]) -> I
     """Yield the folders of a run, one for each option with several values, as Hive names them."""
     for (column, several), value in zip(options, values, strict=True):
         if len(several) > 1:
-            yield f"{column}={urllib.parse.quote(grammar.unescape(value), safe='+,: ')}"
+            yield f"{column}={urllib.parse.quote(grammar.unescape(value), safe='+,')}"
 
 
 def _written(specs: Sequence[grammar.ToolSpec], values: Iterator[str]) -> str:
@@ -156,11 +156,11 @@ def _check(tasks: Sequence[Task], others: Sequence[str], words: Sequence[str]) -
     Raises:
         ProgramError, UsageError, AmandaError: something is wrong.
     """
+    run.parse_options(others, words)
     target = program.parse(words)
     target.check()
     if target.kind == "input":
         raise run.UsageError("standard input can be read once only: name a script")
-    run.parse_options(others, words)
     for task in tasks:
         run.create_tools([task.tools])
 
@@ -191,19 +191,24 @@ class Sweep:
             async with free:
                 return await self._succeeds(task)
 
-        return len(tasks) - sum(await asyncio.gather(*map(run_one, tasks)))
+        # An interrupt waits until all have ended, which without return_exceptions it does not.
+        found = await asyncio.gather(*map(run_one, tasks), return_exceptions=True)
+        for error in found:
+            if isinstance(error, BaseException):
+                raise error
+        return found.count(False)
 
     async def _succeeds(self, task: Task) -> bool:
         folder = self.folder / task.name
         for left in range(self.retries, -1, -1):
-            folder.mkdir(parents=True, exist_ok=True)
             try:
+                folder.mkdir(parents=True, exist_ok=True)
                 status = await self.start(self.command(task), folder)
                 if not status:
                     return True
                 ending = f"signal {-status}" if status < 0 else f"status {status}"
                 why = "; ".join(filter(None, (ending, _last_line(folder / ERRORS))))
-            except AmandaError as error:
+            except (AmandaError, OSError) as error:
                 why = str(error)
             complain(
                 f"warning: {task.name} failed ({why}); "
@@ -211,7 +216,7 @@ class Sweep:
             )
             if left:
                 # What it has written would be counted twice.
-                shutil.rmtree(folder)
+                shutil.rmtree(folder, ignore_errors=True)
         return False
 
 
