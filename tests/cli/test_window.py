@@ -110,6 +110,7 @@ def test_what_does_not_fit_is_said(train: Train, tmp_path: Path, capfd: Any) -> 
     assert (tmp_path / "out" / "trigger").read_text() == "13\n"
     for words, said in [
         (("--trigger", "SIGUSR2"), "give a folder, -o DIR"),
+        (("--trigger", ""), "needs the name of a file, got an empty"),
         (("--steps", "3"), "--steps is for --trigger"),
     ]:
         with pytest.raises(UsageError, match=said):

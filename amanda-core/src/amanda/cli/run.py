@@ -371,13 +371,16 @@ def _window_of(report: Report, given: argparse.Namespace) -> Window | None:
     Raises:
         UsageError: options do not fit.
     """
-    trigger = None
-    if given.trigger:
-        is_signalled = given.trigger == "SIGUSR2"
-        if is_signalled and report.folder is None:
+    trigger, folder = None, report.folder
+    if given.trigger == "SIGUSR2":
+        if folder is None:
             raise UsageError("--trigger SIGUSR2: the ranks agree by a file: give a folder, -o DIR")
-        path = report.folder / "trigger" if is_signalled else Path(given.trigger).absolute()
-        trigger = Trigger(path, is_signalled=is_signalled)
+        trigger = Trigger(folder / "trigger", is_signalled=True)
+    elif given.trigger:
+        trigger = Trigger(Path(given.trigger).absolute(), is_signalled=False)
+    elif given.trigger is not None:
+        raise UsageError("--trigger needs the name of a file, got an empty string")
+    if trigger is not None:
         trigger.watch()
     elif given.steps:
         raise UsageError("--steps is for --trigger")

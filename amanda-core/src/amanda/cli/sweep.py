@@ -17,10 +17,8 @@ import signal
 import subprocess
 import sys
 import urllib.parse
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-
-import attrs
 
 from amanda.cli import grammar, pages, program, run
 from amanda.cli.messages import WRONG_USAGE, CommandParser, complain, loading_plugins
@@ -37,25 +35,15 @@ are tasks of that cluster of Ray."""
 
 _MOST_RUNS = 100_000
 
+Run = tuple[Sequence[str], Path]
+"""The arguments of Python, and the folder of the results."""
+
 Start = Callable[[Sequence[str], Path], Awaitable[int]]
 """Runs Python with arguments, and writes what it prints into files of a folder; returns the exit
 status. If the task of asyncio is cancelled, the process ends."""
 
 OUTPUT, ERRORS = "output.txt", "errors.txt"
 """The files."""
-
-
-@attrs.frozen
-class Task:
-    """One run of a sweep.
-
-    Attributes:
-        name: the values of the options that have several, which is its folder in that of the sweep.
-        tools: the argument of ``-t``.
-    """
-
-    name: str
-    tools: str
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,30 +56,29 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with loading_plugins():
             tasks = _tasks(given.tool)
-            _check(tasks, others, words)
+            _check(tasks.values(), others, words)
             run.check_folder(given.output)
             if address := os.environ.get("RAY_ADDRESS"):
                 cluster = plugins.cluster(address)
     except (program.ProgramError, run.UsageError, grammar.GrammarError, AmandaError) as error:
         complain(f"error: {error}")
         return WRONG_USAGE
-    folder = given.output.absolute()
-
-    def command(task: Task) -> list[str]:
-        place = str(folder / task.name)
-        return ["-m", "amanda", "run", *others, "-t", task.tools, "-o", place, "--", *words]
-
+    runs = {}
+    for name, tools in tasks.items():
+        folder = given.output.absolute() / name
+        options = [*others, "-t", tools, "-o", str(folder)]
+        runs[name] = ["-m", "amanda", "run", *options, "--", *words], folder
     # Ended like by Ctrl-C, which ends the runs before.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    limit = given.jobs or (len(tasks) if cluster else 1)
-    sweep = Sweep(folder, command, cluster.run if cluster else run_here, limit, given.retries)
+    limit = given.jobs or (len(runs) if cluster else 1)
+    start = cluster.run if cluster else run_here
     try:
-        failed = asyncio.run(sweep.run(tasks))
+        failed = asyncio.run(_run_all(runs, start, limit, given.retries))
     finally:
         if cluster:
             cluster.close()
     ending = f", {failed} failed" if failed else ""
-    print(printable(f"amanda: {len(tasks)} runs in {given.output}{ending}"))
+    print(printable(f"amanda: {len(runs)} runs in {given.output}{ending}"))
     return 1 if failed else 0
 
 
@@ -109,8 +96,8 @@ def _create_parser() -> CommandParser:
     return own
 
 
-def _tasks(texts: Sequence[str]) -> list[Task]:
-    """The runs of a sweep.
+def _tasks(texts: Sequence[str]) -> dict[str, str]:
+    """The runs of a sweep: what ``-t`` gets, by the values of the options that have several.
 
     Raises:
         GrammarError: a text does not follow the grammar.
@@ -128,17 +115,15 @@ def _tasks(texts: Sequence[str]) -> list[Task]:
         raise run.UsageError(
             f"these options give {count} runs; seed=0..9 or bit=3++7 gives an option several values"
         )
-    return [
-        Task("/".join(_swept(options, values)), _written(specs, iter(values)))
+    return {
+        # Folders as Hive names them.
+        "/".join(
+            f"{name}={urllib.parse.quote(grammar.unescape(value), safe='+,')}"
+            for (name, several), value in zip(options, values, strict=True)
+            if len(several) > 1
+        ): _written(specs, iter(values))
         for values in itertools.product(*(values for _, values in options))
-    ]
-
-
-def _swept(options: Sequence[tuple[str, list[str]]], values: Sequence[str]) -> Iterator[str]:
-    """Yield the folders of a run, one for each option with several values, as Hive names them."""
-    for (column, several), value in zip(options, values, strict=True):
-        if len(several) > 1:
-            yield f"{column}={urllib.parse.quote(grammar.unescape(value), safe='+,')}"
+    }
 
 
 def _written(specs: Sequence[grammar.ToolSpec], values: Iterator[str]) -> str:
@@ -150,7 +135,7 @@ def _written(specs: Sequence[grammar.ToolSpec], values: Iterator[str]) -> str:
     return ",".join(tools)
 
 
-def _check(tasks: Sequence[Task], others: Sequence[str], words: Sequence[str]) -> None:
+def _check(tasks: Iterable[str], others: Sequence[str], words: Sequence[str]) -> None:
     """Check what can be before the first run.
 
     Raises:
@@ -161,63 +146,45 @@ def _check(tasks: Sequence[Task], others: Sequence[str], words: Sequence[str]) -
     target.check()
     if target.kind == "input":
         raise run.UsageError("standard input can be read once only: name a script")
-    for task in tasks:
-        run.create_tools([task.tools])
+    for tools in tasks:
+        run.create_tools([tools])
 
 
-@attrs.frozen
-class Sweep:
-    """Runs tasks, and those that fail again.
+async def _run_all(runs: Mapping[str, Run], start: Start, limit: int, retries: int) -> int:
+    """Run all, so many at a time, and those that fail again; the number of those that still do."""
+    free = asyncio.Semaphore(limit)
 
-    Attributes:
-        folder: of the results.
-        command: gives the arguments of Python for a task.
-        start: runs Python.
-        limit: tasks at a time.
-        retries: how often a task that has failed is run again.
-    """
+    async def run_one(name: str) -> bool:
+        async with free:
+            return await _succeeds(name, *runs[name], start, retries)
 
-    folder: Path
-    command: Callable[[Task], Sequence[str]]
-    start: Start
-    limit: int
-    retries: int
+    # An interrupt waits until all have ended, which without return_exceptions it does not.
+    found = await asyncio.gather(*map(run_one, runs), return_exceptions=True)
+    for error in found:
+        if isinstance(error, BaseException):
+            raise error
+    return found.count(False)
 
-    async def run(self, tasks: Sequence[Task]) -> int:
-        """Run all tasks; the number of those that have failed."""
-        free = asyncio.Semaphore(self.limit)
 
-        async def run_one(task: Task) -> bool:
-            async with free:
-                return await self._succeeds(task)
-
-        # An interrupt waits until all have ended, which without return_exceptions it does not.
-        found = await asyncio.gather(*map(run_one, tasks), return_exceptions=True)
-        for error in found:
-            if isinstance(error, BaseException):
-                raise error
-        return found.count(False)
-
-    async def _succeeds(self, task: Task) -> bool:
-        folder = self.folder / task.name
-        for left in range(self.retries, -1, -1):
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                status = await self.start(self.command(task), folder)
-                if not status:
-                    return True
-                ending = f"signal {-status}" if status < 0 else f"status {status}"
-                why = "; ".join(filter(None, (ending, _last_line(folder / ERRORS))))
-            except (AmandaError, OSError) as error:
-                why = str(error)
-            complain(
-                f"warning: {task.name} failed ({why}); "
-                + ("it is run again" if left else f"see {folder}")
-            )
-            if left:
-                # What it has written would be counted twice.
-                shutil.rmtree(folder, ignore_errors=True)
-        return False
+async def _succeeds(
+    name: str, command: Sequence[str], folder: Path, start: Start, retries: int
+) -> bool:
+    for left in range(retries, -1, -1):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            status = await start(command, folder)
+            if not status:
+                return True
+            ending = f"signal {-status}" if status < 0 else f"status {status}"
+            why = "; ".join(filter(None, (ending, _last_line(folder / ERRORS))))
+        except (AmandaError, OSError) as error:
+            why = str(error)
+        what = "it is run again" if left else f"see {folder}"
+        complain(f"warning: {name} failed ({why}); {what}")
+        if left:
+            # What it has written would be counted twice.
+            shutil.rmtree(folder, ignore_errors=True)
+    return False
 
 
 def _last_line(path: Path) -> str:
