@@ -336,10 +336,10 @@ def _find_parts(tables: _Tables, folder: str, place: str, ranks: list[dict[str, 
                 header["earlier"] = header.get("earlier", 0) + 1
     for name, of_ranks in headers.items():
         tables.problems += (f"{place}{name}: {problem}" for problem in _compare(of_ranks))
-        for rank, header in of_ranks.items():
+        for number, header in of_ranks.items():
             if "rank" in header:
                 mesh = _mesh(header["rank"])
-                ranks.append({**header, "tool": name, "rank": rank, "mesh": mesh})
+                ranks.append({**header, "tool": name, "rank": number, "mesh": mesh})
     return names
 
 
