@@ -155,6 +155,7 @@ print(tool.result()["summary"]["by_type"]["forward"]["relu"])
 
 
 TENSORFLOW_ONLY = {
+    "barrier_handle",  # a queue of tensors
     "bias_add",
     "getitem",  # Python's own spelling
     "stack_handle",  # a resource, not to be taken for torch.stack
@@ -167,7 +168,10 @@ def test_types_are_called_as_in_torch() -> None:
     """Where the rules rename a type, PyTorch has an operator of the new name."""
     from torch.nn import functional
 
-    public = (torch, functional, torch.Tensor, torch.special, torch.ops.aten)
+    public = (
+        *(torch, functional, torch.Tensor, torch.special, torch.ops.aten),
+        torch.distributed,
+    )
 
     def exists(name: str) -> bool:
         group, _, rest = name.partition("_")

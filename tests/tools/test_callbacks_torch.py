@@ -65,7 +65,8 @@ def test_the_trainer_of_lightning(
     callback = importlib.import_module("amanda_tools.lightning").Callback("count", output=tmp_path)
     monkeypatch.delitem(sys.modules, "amanda_tools.lightning")
     for rank, ends in enumerate((callback.on_train_end, callback.on_exception)):
-        callback.on_train_start(SimpleNamespace(global_rank=rank, world_size=2), None)
+        place = SimpleNamespace(global_rank=rank, world_size=2, local_rank=rank)
+        callback.on_train_start(place, None)
         torch.ones(2) + 1
         ends(None, None, *[KeyboardInterrupt()] * rank)
         assert not LIVE_SCOPES

@@ -51,7 +51,7 @@ _OTHER_WORDS = {
     **dict.fromkeys(("params", "parameters", "shapes", "modules", "layers"), "summary"),
     **dict.fromkeys(("mfu", "macs"), "flops"),
     **dict.fromkeys(("time", "times", "speed", "latency"), "profile"),
-    **dict.fromkeys(("memory", "mem"), "profile:sort=memory"),
+    "mem": "memory",
     **dict.fromkeys(("weights", "activations", "gradients"), "stats:tensors={}"),
     **dict.fromkeys(("graph", "edges"), "trace"),
 }

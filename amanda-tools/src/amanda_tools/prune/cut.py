@@ -29,6 +29,7 @@ from amanda.tools.alignment import run_example
 from amanda.tools.description import OpDescription
 from amanda_tools._internals import leaves_of
 from amanda_tools.export import checks
+from amanda_tools.export.model_of_run import copied
 from amanda_tools.prune.options import PruneOptions
 
 _PROJECTIONS = (
@@ -372,9 +373,7 @@ class _Cutting:
 
     def _run(self, model: Any) -> Any:
         """Run a model on copies of the inputs, which it may change."""
-        tensors = [leaf for leaf in leaves_of(self._inputs) if hasattr(leaf, "detach")]
-        copies = {id(tensor): tensor.detach().clone() for tensor in tensors}
-        return run_example(model, copy.deepcopy(self._inputs, copies))
+        return run_example(model, copied(self._inputs))
 
     def _measured(self, pieces: Sequence[Any], smaller: Any, difference: float) -> Cut:
         models = self._model, smaller

@@ -264,8 +264,9 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         """Note the place of this process in each mesh that has names for its axes."""
 
         @functools.partial(named_as, vanilla)
-        def __init__(mesh: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            vanilla(mesh, *args, **kwargs)
+        def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N807
+            vanilla(*args, **kwargs)
+            mesh = args[0]
             # Without a rank of its own (``device_type="xla"``) it raises.
             with contextlib.suppress(AttributeError):
                 place = zip(mesh.mesh_dim_names or (), mesh.get_coordinate() or (), strict=False)

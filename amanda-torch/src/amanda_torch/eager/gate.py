@@ -240,9 +240,9 @@ def _reported(vanilla: Callable[..., Any]) -> Any:
 def _listening(vanilla: Callable[..., Any]) -> Any:
     """Wrap the check by which collectives choose to report themselves."""
 
-    def has_torch_function(arguments: Any) -> bool:
-        interceptor = LOCAL.interceptor
-        return vanilla(arguments) or (interceptor is not None and interceptor.is_listening())
+    def has_torch_function(*given: Any) -> bool:
+        found, interceptor = vanilla(*given), LOCAL.interceptor
+        return found or (interceptor is not None and interceptor.is_listening())
 
     return has_torch_function
 
