@@ -14,7 +14,6 @@ from amanda.cli.run import ReportedScope, UsageError, create_parser
 from amanda.cli.window import Trigger, is_first_of_stage
 from amanda.errors import AmandaError
 from amanda.files import read_json
-from amanda.scope.scope import Statistics
 from amanda.testing import loopback as lb
 from tests.cli.conftest import Command
 
@@ -31,21 +30,20 @@ def usr2() -> Iterator[None]:
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Trains so many steps under ``count``; before each the file has a text, and is looked at."""
-    triggers: list[Trigger] = []
-    monkeypatch.setattr(Trigger, "watch", lambda trigger: triggers.append(trigger))
+    now = 0.0
+    monkeypatch.setattr("amanda.cli.window.time.monotonic", lambda: now)
 
     def run(steps: int, texts: Mapping[int, str], *options: str, rank: Any = None) -> ReportedScope:
         words = ("-t", "count", "-o", str(tmp_path / "out"), "--driver", "loopback", *options)
         scope = ReportedScope(create_parser().parse_args(words), rank or Rank())
-        if scope.report.window is not None:
-            scope.report.window.deliver = lambda: scope.report.deliver(Statistics(), 0)
         net = lb.Sequential(lb.Linear([[1.0]]))
+        nonlocal now
         scope.begin()
         try:
             for step in range(steps):
+                now += 1
                 if step in texts:
-                    triggers[-1].path.write_text(texts[step])
-                    triggers[-1].look()
+                    (tmp_path / "go").write_text(texts[step])
                 lb.relu(net(lb.tensor([[2.0]]))).backward()
                 lb.sgd_step(net.parameters(), 0.1)
                 print("step", step)
@@ -72,29 +70,44 @@ def test_tools_run_some_steps(train: Train, tmp_path: Path, capsys: Any) -> None
     assert (summary["steps"], summary["forward"]) == (4, 12)
 
 
-def test_ranks_agree_on_a_step(tmp_path: Path, capfd: Any) -> None:
-    """The first that sees the empty file, or gets the signal, names one some seconds ahead."""
-    path = tmp_path / "go"
-    first, second = Trigger(path, is_signalled=True), Trigger(path, is_signalled=False)
-    for trigger in (first, second):
-        with pytest.raises(AmandaError):
-            trigger.look()
-        assert trigger.begin is None
+def test_ranks_agree_on_a_step(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+    """One that sees the empty file, or gets the signal, names one some seconds ahead; all begin
+    after that, and the file is removed."""
+    now = 100.0
+    monkeypatch.setattr("amanda.cli.window.time.monotonic", lambda: now)
+    path = tmp_path / "trigger"
+    path.write_text("7")
+    ranks = [Trigger(path, is_signalled=n == 0) for n in range(2)]
+    assert not path.exists()
+
+    def steps(ended: int, seconds: float) -> list[bool]:
+        nonlocal now
+        now += seconds
+        return [rank.begins(ended) for rank in ranks]
+
+    assert steps(1, 1.0) == [False, False]
     path.touch()
-    first.ended, second.ended = 30, 32
-    first.look()
-    second.look()
-    assert first.begin == second.begin == 30 + 2 + 10 * 30
+    # Of 20 s: few steps, at each of which there is a look.
+    assert steps(2, 20.0) == [False, False]
+    assert path.read_text() == "14\n"
+    assert steps(13, 20.0) == [False, False]
+    assert steps(14, 0.1) == [True, True]
+    assert steps(15, 0.1) == [False, False]
+    steps(16, 2.0)
+    assert not path.exists()
     signal.raise_signal(signal.SIGUSR2)
-    first.ended = 400
-    first.look()
-    second.look()
-    assert first.begin == second.begin == 400 + 2 + 10 * 370
-    assert path.read_text() == "4102\n"
+    assert steps(116, 1.0) == [False, False]
+    signal.raise_signal(signal.SIGUSR2)
+    steps(200, 1.0)
+    assert path.read_text() == "1118\n"
+    assert steps(1120, 10.0) == [True, True]
+    assert capfd.readouterr().err.count("begin after step 1120, not 1118\n") == 2
     path.write_text("now")
-    second.look()
-    second.look()
-    assert capfd.readouterr().err.count("does not have the number of a step: now") == 1
+    steps(1130, 1.0)
+    steps(1140, 1.0)
+    assert capfd.readouterr().err.count("does not have the number of a step: now") == 2
+    ranks[0].close()
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
 
 
 def test_what_does_not_fit_is_said(train: Train, tmp_path: Path, capfd: Any) -> None:
@@ -106,11 +119,11 @@ def test_what_does_not_fit_is_said(train: Train, tmp_path: Path, capfd: Any) -> 
     train(6, {4: "1"}, *file)
     assert "warning: the tools begin after step 5, not 1\n" in capfd.readouterr().err
     assert read_json(tmp_path / "out" / "count.json")["summary"]["steps"] == 1
-    train(3, {1: ""}, "--trigger", "SIGUSR2", "--every", "1")
-    assert (tmp_path / "out" / "trigger").read_text() == "13\n"
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    with pytest.raises(AmandaError, match="SIGUSR2: the signal is not free; name a file"):
+        train(3, {}, "--trigger", "SIGUSR2")
     for words, said in [
         (("--trigger", "SIGUSR2"), "give a folder, -o DIR"),
-        (("--trigger", ""), "needs the name of a file, got an empty"),
         (("--steps", "3"), "--steps is for --trigger"),
     ]:
         with pytest.raises(UsageError, match=said):

@@ -111,8 +111,8 @@ class Report:
         scope = apply(*tools, drivers=drivers, op_filter=self.op_filter or None)
         if self.window is None:
             return scope
-        self.window.scope = scope
-        return apply(self.window, drivers=drivers)
+        self.window.deliver = self.deliver
+        return self.window.around(scope, drivers)
 
     def note_end(self, how: str | BaseException) -> None:
         """Note how the program has ended, or what it has raised; the first of several holds."""

@@ -69,15 +69,15 @@ class UsageError(ValueError):
     """The command line is wrong; nothing of the program has run."""
 
 
-def _folder(text: str) -> Path:
-    """A folder with a name, which an unset variable of the shell has not.
+def named_path(text: str) -> Path:
+    """A file or folder with a name, which an unset variable of the shell has not.
 
     Raises:
         ArgumentTypeError: it has none.
     """
     if text:
         return Path(text)
-    raise argparse.ArgumentTypeError("needs the name of a folder, got an empty string")
+    raise argparse.ArgumentTypeError("needs a name, got an empty string")
 
 
 def _names(text: str) -> list[str]:
@@ -138,7 +138,7 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
     ),
     (
         "-o --output",
-        {"metavar": "DIR", "action": "append", "default": [], "type": _folder},
+        {"metavar": "DIR", "action": "append", "default": [], "type": named_path},
         "write the results as files into DIR (default: print summaries only)",
     ),
     (
@@ -158,7 +158,7 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
     ),
     (
         "--trigger",
-        {"metavar": "FILE"},
+        {"metavar": "FILE", "type": named_path},
         "the tools wait for this file, or for SIGUSR2, and begin on all ranks after one step",
     ),
     (
@@ -370,31 +370,28 @@ def _window_of(report: Report, given: argparse.Namespace) -> Window | None:
 
     Raises:
         UsageError: options do not fit.
+        AmandaError: a signal is not free.
     """
-    trigger, folder = None, report.folder
-    if given.trigger == "SIGUSR2":
-        if folder is None:
-            raise UsageError("--trigger SIGUSR2: the ranks agree by a file: give a folder, -o DIR")
-        trigger = Trigger(folder / "trigger", is_signalled=True)
-    elif given.trigger:
-        trigger = Trigger(Path(given.trigger).absolute(), is_signalled=False)
-    elif given.trigger is not None:
-        raise UsageError("--trigger needs the name of a file, got an empty string")
-    if trigger is not None:
-        trigger.watch()
-    elif given.steps:
-        raise UsageError("--steps is for --trigger")
     is_staged = given.ranks is _one_per_stage
-    if trigger is None and not is_staged:
-        return None
-
-    def is_chosen() -> bool:
-        if not is_staged or is_first_of_stage(report.rank.located().mesh):
-            return True
-        report.tools, report.tables, report.page = [], None, None
-        return False
-
-    return Window(is_chosen, trigger, (given.steps or 10) if trigger else math.inf)
+    if given.trigger is None:
+        if given.steps:
+            raise UsageError("--steps is for --trigger")
+        if not is_staged:
+            return None
+        begins: Callable[[int], bool] = (1).__eq__
+        steps, close = math.inf, _do_nothing
+    else:
+        is_signalled = given.trigger == Path("SIGUSR2")
+        if is_signalled and report.folder is None:
+            raise UsageError("--trigger SIGUSR2: the ranks agree by a file: give a folder, -o DIR")
+        path = report.folder / "trigger" if is_signalled else given.trigger.absolute()
+        trigger = Trigger(path, is_signalled=is_signalled)
+        begins, steps, close = trigger.begins, given.steps or 10, trigger.close
+    if not is_staged:
+        return Window(begins, steps, close)
+    return Window(
+        lambda ended: begins(ended) and is_first_of_stage(report.rank.located().mesh), steps, close
+    )
 
 
 def _add_tables(report: Report, given: argparse.Namespace) -> None:
@@ -612,9 +609,9 @@ class Run:
             AmandaError: the tools cannot be applied.
         """
         self._asked = drivers or ()
-        if self.report.window is not None:
-            self.report.window.deliver = self._deliver_window
         self._scope = self.report.scope(drivers)
+        if self.report.window is not None:
+            self.report.window.deliver = self._own_imports()(self.report.deliver)
         _apply(self._scope)
         self._opened = LIVE_SCOPES[-1]
         # A tool may keep its data in temporary files, which weakref.finalize removes at exit. Its
@@ -767,10 +764,6 @@ class Run:
             self._end_scope()
             if self._is_found:
                 self.report.deliver(self._scope.statistics, seconds)
-
-    def _deliver_window(self) -> None:
-        with self._own_imports():
-            self.report.deliver(self._scope.statistics, 0.0)
 
     def _end_scope(self) -> None:
         try:
