@@ -30,7 +30,7 @@ def usr2() -> Iterator[None]:
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Trains so many steps under ``count``; before each the file has a text, and is looked at."""
-    now = 0.0
+    now = 1.0
     monkeypatch.setattr("amanda.cli.window.time.monotonic", lambda: now)
 
     def run(steps: int, texts: Mapping[int, str], *options: str, rank: Any = None) -> ReportedScope:
@@ -89,19 +89,19 @@ def test_ranks_agree_on_a_step(tmp_path: Path, monkeypatch: Any, capfd: Any) -> 
     path.touch()
     # Of 20 s: few steps, at each of which there is a look.
     assert steps(2, 20.0) == [False, False]
-    assert path.read_text() == "14\n"
-    assert steps(13, 20.0) == [False, False]
-    assert steps(14, 0.1) == [True, True]
-    assert steps(15, 0.1) == [False, False]
-    steps(16, 2.0)
+    assert path.read_text() == "5\n"
+    assert steps(4, 20.0) == [False, False]
+    assert steps(5, 0.1) == [True, True]
+    assert steps(6, 0.1) == [False, False]
+    steps(7, 2.0)
     assert not path.exists()
     signal.raise_signal(signal.SIGUSR2)
-    assert steps(116, 1.0) == [False, False]
+    assert steps(107, 1.0) == [False, False]
     signal.raise_signal(signal.SIGUSR2)
     steps(200, 1.0)
-    assert path.read_text() == "1118\n"
+    assert path.read_text() == "1109\n"
     assert steps(1120, 10.0) == [True, True]
-    assert capfd.readouterr().err.count("begin after step 1120, not 1118\n") == 2
+    assert capfd.readouterr().err.count("begin after step 1120, not 1109\n") == 2
     path.write_text("now")
     steps(1130, 1.0)
     steps(1140, 1.0)

@@ -111,8 +111,13 @@ class Report:
         scope = apply(*tools, drivers=drivers, op_filter=self.op_filter or None)
         if self.window is None:
             return scope
-        self.window.deliver = self.deliver
+        self.window.begun, self.window.deliver = self._begin_window, self.deliver
         return self.window.around(scope, drivers)
+
+    def _begin_window(self, step: int) -> None:
+        self.facts["tools began"] = f"after step {step}"
+        if self.tables is not None:
+            self.tables.begin(step)
 
     def note_end(self, how: str | BaseException) -> None:
         """Note how the program has ended, or what it has raised; the first of several holds."""

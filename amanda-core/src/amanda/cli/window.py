@@ -47,7 +47,7 @@ class Trigger:
         self._is_asked = False
         self._begin, self._last = math.inf, -1
         self._told = ""
-        self._seen, self._looked, self._rate = 0, time.monotonic(), 0.0
+        self._seen, self._looked, self._rate = 0, 0.0, 0.0
         self._signal = getattr(signal, "SIGUSR2", None) if is_signalled else None
         if is_signalled:
             try:
@@ -79,6 +79,8 @@ class Trigger:
             ended: the steps that have ended.
         """
         now = time.monotonic()
+        # From the first step on: what comes before it is no measure of its rate.
+        self._looked = self._looked or now
         if (passed := now - self._looked) >= _LOOK:
             self._rate = max(self._rate, (ended - self._seen) / passed)
             self._seen, self._looked = ended, now
@@ -146,10 +148,10 @@ class Window(Tool):
 
     Attributes:
         scope: of the tools.
+        begun: called when they begin, with the steps that have ended.
         deliver: called when they have ended before the program.
         has_results: True from their begin until their results are delivered.
         seconds: that they have run.
-        first: the steps that have ended before them.
     """
 
     only_watches = True
@@ -159,10 +161,10 @@ class Window(Tool):
     ) -> None:
         super().__init__()
         self.scope = self._closing = apply()
+        self.begun: Callable[[int], None]
         self.deliver: Callable[[Statistics, float], None]
         self.has_results = False
         self.seconds = self._began = 0.0
-        self.first = 0
         self._begins, self._steps, self._close = begins, steps, close
         self._is_open = False
         self.add_inst_for_iteration(self._end_step, end=True)
@@ -179,7 +181,8 @@ class Window(Tool):
     def _end_step(self, point: PointContext) -> None:
         ended = point.iteration + 1
         if not self._is_open and self._begins(ended):
-            self.first, self._began = ended, time.perf_counter()
+            self.begun(ended)
+            self._began = time.perf_counter()
             self.scope.__enter__()
             self._closing.__enter__()
             self._is_open = self.has_results = True

@@ -137,7 +137,8 @@ class TableStore(Protocol):
         """Create the tool that writes rows at the end of each `every` steps.
 
         Its ``write_files(folder, stem)`` is called when the run has ended; before, ``has_ended`` is
-        set, to False where the program has failed or was stopped by a signal.
+        set, to False where the program has failed or was stopped by a signal. If its scope begins
+        after steps of the run, it is told by ``begin(steps)``.
 
         Args:
             tools: the ``ReportingTool`` of the run by their names there.

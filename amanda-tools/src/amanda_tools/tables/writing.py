@@ -69,7 +69,7 @@ class TableRecorder(Tool):
         self.has_ended = True
         self._written = 0
         self._ended = 0
-        self._earlier = 0
+        self._first = 0
         self._new_ops = 0
         self._tables = [
             RankTable(folder / name, tool, place)
@@ -79,18 +79,18 @@ class TableRecorder(Tool):
         self.add_inst_for_op(self._count_op)
         self.add_inst_for_iteration(self._end_step, end=True)
 
+    def begin(self, step: int) -> None:
+        """Note that the scope begins after steps of the run."""
+        self._first = self._written = self._ended = step
+
     def _count_op(self, context: OpContext) -> None:
         self._new_ops += 1
 
     def _end_step(self, point: PointContext) -> None:
-        self._ended = self._earlier + point.iteration + 1
+        self._ended = self._first + point.iteration + 1
         is_large = self._new_ops * len(self._tables) >= _NEW_OPS
         if is_large or self._ended - self._written >= self._every:
             self._write()
-
-    def exit_scope(self) -> None:
-        """Note the steps: the next scope numbers its own from 0."""
-        self._earlier = self._ended
 
     def _write(self, *, is_last: bool = False) -> None:
         steps, self._written, self._new_ops = self._ended - self._written, self._ended, 0
