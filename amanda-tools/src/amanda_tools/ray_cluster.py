@@ -43,17 +43,17 @@ class RayCluster:
             AmandaError: the task is lost.
         """
         task = self._run.remote([*words], str(folder), os.getcwd())
+        future: asyncio.Future[int] = asyncio.wrap_future(task.future())
         try:
-            status: int = await asyncio.shield(asyncio.wrap_future(task.future()))
+            return await asyncio.shield(future)
         except asyncio.CancelledError:
-            # Raises KeyboardInterrupt in the task, which ends its process.
-            ray.cancel(task)
+            # Without force the task would wait for its process, which Ray ends with it so.
+            ray.cancel(task, force=True)
             with contextlib.suppress(ray.exceptions.RayError):
-                await task
+                await future
             raise
         except ray.exceptions.RayError as error:
             raise AmandaError(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
-        return status
 
     def close(self) -> None:
         """Leave the cluster."""
