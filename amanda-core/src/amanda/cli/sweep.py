@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import urllib.parse
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from amanda.cli import grammar, pages, program, run
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         with loading_plugins():
             tasks = _tasks(given.tool)
             _check(tasks.values(), others, words)
-            run.check_folder(given.output)
+            _check_others(given.output, next(iter(tasks)))
             if address := os.environ.get("RAY_ADDRESS"):
                 cluster = plugins.cluster(address)
     except (program.ProgramError, run.UsageError, grammar.GrammarError, AmandaError) as error:
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
 def _create_parser() -> CommandParser:
     own = CommandParser(prog="amanda sweep", usage=USAGE, description=_ABOUT, allow_abbrev=False)
     own.add_argument("-t", "--tool", "--tools", metavar="TOOL", action="append", required=True)
-    own.add_argument("-o", "--output", metavar="DIR", type=Path, required=True)
+    own.add_argument("-o", "--output", metavar="DIR", type=run.named_path, required=True)
     number = run.number_from
     own.add_argument(
         "--jobs", metavar="N", type=number(1), help="runs at a time (default: 1; on a cluster all)"
@@ -115,24 +115,22 @@ def _tasks(texts: Sequence[str]) -> dict[str, str]:
         raise run.UsageError(
             f"these options give {count} runs; seed=0..9 or bit=3++7 gives an option several values"
         )
-    return {
+    tasks = {}
+    for values in itertools.product(*(several for _, several in options)):
         # Folders as Hive names them.
-        "/".join(
+        places = [
             f"{name}={urllib.parse.quote(grammar.unescape(value), safe='+,')}"
             for (name, several), value in zip(options, values, strict=True)
             if len(several) > 1
-        ): _written(specs, iter(values))
-        for values in itertools.product(*(values for _, values in options))
-    }
-
-
-def _written(specs: Sequence[grammar.ToolSpec], values: Iterator[str]) -> str:
-    """The tools with one value for each option, as ``-t`` has them."""
-    tools = []
-    for spec in specs:
-        options = ",".join(f"{option}={next(values)}" for option in spec.options)
-        tools.append(f"{spec.name}:{options}" if options else spec.name)
-    return ",".join(tools)
+        ]
+        left = iter(values)
+        words = [
+            word
+            for spec in specs
+            for word in (spec.name, *(f"{option}={next(left)}" for option in spec.options))
+        ]
+        tasks["/".join(places)] = ",".join(words)
+    return tasks
 
 
 def _check(tasks: Iterable[str], others: Sequence[str], words: Sequence[str]) -> None:
@@ -150,6 +148,18 @@ def _check(tasks: Iterable[str], others: Sequence[str], words: Sequence[str]) ->
         run.create_tools([tools])
 
 
+def _check_others(folder: Path, name: str) -> None:
+    """Check that a folder, which is created, has no runs of other options than one of this name.
+
+    Raises:
+        UsageError: it has.
+    """
+    run.check_folder(folder)
+    for other in folder.glob("*=*"):
+        if other.name.partition("=")[0] != name.partition("=")[0]:
+            raise run.UsageError(f"{folder} has runs of another sweep, {other.name}; name another")
+
+
 async def _run_all(runs: Mapping[str, Run], start: Start, limit: int, retries: int) -> int:
     """Run all, so many at a time, and those that fail again; the number of those that still do."""
     free = asyncio.Semaphore(limit)
@@ -158,12 +168,10 @@ async def _run_all(runs: Mapping[str, Run], start: Start, limit: int, retries: i
         async with free:
             return await _succeeds(name, *runs[name], start, retries)
 
-    # An interrupt waits until all have ended, which without return_exceptions it does not.
-    found = await asyncio.gather(*map(run_one, runs), return_exceptions=True)
-    for error in found:
-        if isinstance(error, BaseException):
-            raise error
-    return found.count(False)
+    # An interrupt waits until all have ended.
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(run_one(name)) for name in runs]
+    return sum(not task.result() for task in tasks)
 
 
 async def _succeeds(
@@ -171,7 +179,9 @@ async def _succeeds(
 ) -> bool:
     for left in range(retries, -1, -1):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            # Of an earlier try or sweep: it would be counted twice.
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
             status = await start(command, folder)
             if not status:
                 return True
@@ -181,9 +191,6 @@ async def _succeeds(
             why = str(error)
         what = "it is run again" if left else f"see {folder}"
         complain(f"warning: {name} failed ({why}); {what}")
-        if left:
-            # What it has written would be counted twice.
-            shutil.rmtree(folder, ignore_errors=True)
     return False
 
 
