@@ -97,6 +97,8 @@ def test_each_combination_is_a_run(
     assert query(str(tmp_path / "out" / "largest.parquet"), sql)[0].rows == table.rows
     assert [row[0] for row in query(str(tmp_path / "out"), "")[0].rows] == ["largest"]
     assert query(str(one), "SELECT ranks FROM by_op('largest', 'largest')")[0].rows == [(1,)]
+    other = amanda("sweep", "-t", "count,largest:ops=a++b", "-o", "out", program)
+    assert "out has runs of another sweep, largest_digits=" in other.stderr
     assert "is of a sweep" in amanda("merge", "--html", "out").stderr
     words = ("-t", "count,largest:digits=0..1", "--format", "parquet", "-o", "tables", program)
     assert amanda("sweep", *words).returncode == 0
@@ -121,26 +123,34 @@ def test_a_failed_run_is_told_and_run_again(
     ]
 
 
+def end_by_signal(
+    number: int, environment: dict[str, str], tmp_path: Path, script: Callable[[str], Path]
+) -> None:
+    """Send a signal to a sweep that has two runs; it and they end."""
+    program = script(
+        "import os, sys, time\nopen(f'{os.getpid()}.pid', 'w').close()\ntime.sleep(60)"
+    )
+    words = ("-m", "amanda", "sweep", "-t", "largest:digits=0..3", "--jobs", "2", "-o", "ended")
+    command = [sys.executable, *words, str(program)]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=-1) as sweep:
+        while len(pids := list(tmp_path.glob("*.pid"))) < 2:
+            assert sweep.poll() is None
+            time.sleep(0.05)
+        sweep.send_signal(number)
+        assert sweep.wait(30) == -signal.SIGINT
+    time.sleep("RAY_ADDRESS" in environment)
+    for path in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.stem), 0)
+        path.unlink()
+
+
 def test_an_interrupt_ends_all_runs(
     environment: dict[str, str], tmp_path: Path, script: Callable[[str], Path]
 ) -> None:
     """SIGTERM does the same; the status is that of the interrupt."""
-    program = script(
-        "import os, sys, time\nopen(f'{os.getpid()}.pid', 'w').close()\ntime.sleep(60)"
-    )
-    words = ("-m", "amanda", "sweep", "-t", "largest:digits=0..3", "--jobs", "2", "-o", "out")
     for number in (signal.SIGINT, signal.SIGTERM):
-        command = [sys.executable, *words, str(program)]
-        with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=-1) as sweep:
-            while len(pids := list(tmp_path.glob("*.pid"))) < 2:
-                assert sweep.poll() is None
-                time.sleep(0.05)
-            sweep.send_signal(number)
-            assert sweep.wait(30) == -signal.SIGINT
-        for path in pids:
-            with pytest.raises(ProcessLookupError):
-                os.kill(int(path.stem), 0)
-            path.unlink()
+        end_by_signal(number, environment, tmp_path, script)
 
 
 @pytest.mark.parametrize(
@@ -191,9 +201,9 @@ def test_runs_are_tasks_of_a_cluster(
 
 @pytest.mark.slow
 def test_runs_are_tasks_of_ray(
-    amanda: Command, tmp_path: Path, script: Callable[[str], Path]
+    amanda: Command, environment: dict[str, str], tmp_path: Path, script: Callable[[str], Path]
 ) -> None:
-    """Of a cluster on this machine."""
+    """Of a cluster on this machine; an interrupt ends them."""
     pytest.importorskip("ray")
     words = ("sweep", "-t", "largest:digits=0..1", "-o", "out")
     run = amanda(*words, str(script(PROGRAM)), RAY_ADDRESS="local")
@@ -201,3 +211,4 @@ def test_runs_are_tasks_of_ray(
     failing = amanda(*words, "--jobs", "1", str(script(FAILING)), RAY_ADDRESS="local")
     assert failing.returncode == 1
     assert "failed (signal 9)" in failing.stderr
+    end_by_signal(signal.SIGINT, {**environment, "RAY_ADDRESS": "local"}, tmp_path, script)

@@ -33,7 +33,9 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     now = 1.0
     monkeypatch.setattr("amanda.cli.window.time.monotonic", lambda: now)
 
-    def run(steps: int, texts: Mapping[int, str], *options: str, rank: Any = None) -> ReportedScope:
+    def run(
+        steps: int, texts: Mapping[int, str], *options: str, rank: Any = None, trains: bool = True
+    ) -> ReportedScope:
         words = ("-t", "count", "-o", str(tmp_path / "out"), "--driver", "loopback", *options)
         scope = ReportedScope(create_parser().parse_args(words), rank or Rank())
         net = lb.Sequential(lb.Linear([[1.0]]))
@@ -44,8 +46,10 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
                 now += 1
                 if step in texts:
                     (tmp_path / "go").write_text(texts[step])
-                lb.relu(net(lb.tensor([[2.0]]))).backward()
-                lb.sgd_step(net.parameters(), 0.1)
+                output = lb.relu(net(lb.tensor([[2.0]])))
+                if trains:
+                    output.backward()
+                    lb.sgd_step(net.parameters(), 0.1)
                 print("step", step)
         finally:
             scope.end()
@@ -68,6 +72,13 @@ def test_tools_run_some_steps(train: Train, tmp_path: Path, capsys: Any) -> None
     ]  # fmt: skip
     summary = read_json(tmp_path / "out" / "count.json")["summary"]
     assert (summary["steps"], summary["forward"]) == (4, 12)
+
+
+def test_a_step_of_inference_ends_with_the_next_pass(train: Train, tmp_path: Path) -> None:
+    """Which the tools see from its begin on, and at the end not at all."""
+    train(9, {1: "3"}, "--trigger", str(tmp_path / "go"), "--steps", "4", trains=False)
+    summary = read_json(tmp_path / "out" / "count.json")["summary"]
+    assert (summary["steps"], summary["forward"]) == (4, 8)
 
 
 def test_ranks_agree_on_a_step(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
@@ -108,6 +119,10 @@ def test_ranks_agree_on_a_step(tmp_path: Path, monkeypatch: Any, capfd: Any) -> 
     assert capfd.readouterr().err.count("does not have the number of a step: now") == 2
     ranks[0].close()
     assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    ranks[0].close()
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
+    assert "the program handles SIGUSR2 itself" in capfd.readouterr().err
 
 
 def test_what_does_not_fit_is_said(train: Train, tmp_path: Path, capfd: Any) -> None:
