@@ -381,10 +381,10 @@ def _window_of(report: Report, given: argparse.Namespace) -> Window | None:
         begins: Callable[[int], bool] = (1).__eq__
         steps, close = math.inf, _do_nothing
     else:
-        is_signalled = given.trigger == Path("SIGUSR2")
-        if is_signalled and report.folder is None:
+        folder, is_signalled = report.folder, given.trigger == Path("SIGUSR2")
+        if is_signalled and folder is None:
             raise UsageError("--trigger SIGUSR2: the ranks agree by a file: give a folder, -o DIR")
-        path = report.folder / "trigger" if is_signalled else given.trigger.absolute()
+        path = folder / "trigger" if is_signalled and folder else given.trigger.absolute()
         trigger = Trigger(path, is_signalled=is_signalled)
         begins, steps, close = trigger.begins, given.steps or 10, trigger.close
     if not is_staged:
