@@ -158,11 +158,12 @@ def test_capabilities_are_explained() -> None:
 
 
 def test_hooks_that_register_take_no_argument() -> None:
-    """There are ten hooks; those that register answer without knowing of a program."""
+    """There are eleven hooks; those that register answer without knowing of a program."""
     hooks = {n: f for n, f in vars(hookspecs).items() if n.startswith("amanda_")}
     arguments = {n: list(inspect.signature(f).parameters) for n, f in sorted(hooks.items())}
     assert arguments == {
         "amanda_explain_unseen": ["frameworks"],
+        "amanda_open_cluster": ["address"],
         "amanda_open_tables": [],
         "amanda_record_graph": ["tools"],
         "amanda_register_drivers": [],

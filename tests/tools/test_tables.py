@@ -49,6 +49,18 @@ def ask(folder: Path, sql: str) -> Sequence[Sequence[Any]]:
     return table.rows
 
 
+def test_rows_of_many_new_operators_are_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """About 16 MB are lost at most, however many steps a part has."""
+    for name, limit in (("few", 1000), ("many", 8)):
+        monkeypatch.setattr("amanda_tools.tables.writing._NEW_OPS", limit)
+        train(tmp_path / name, 5, 100, count=CountTool())
+    steps = "SELECT DISTINCT step FROM count ORDER BY step"
+    assert ask(tmp_path / "few", steps) == [(5,)]
+    assert ask(tmp_path / "many", steps) == [(1,), (5,)]
+
+
 def test_windows_of_samples_add_up_to_the_run(tmp_path: Path) -> None:
     """Counts, sums, extremes and the histogram, of all elements; each of its own window."""
     stats, sparsity = StatsTool(), SparsityTool()

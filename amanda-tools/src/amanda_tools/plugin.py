@@ -11,7 +11,7 @@ from amanda_tools import _frameworks
 
 if TYPE_CHECKING:
     from amanda import Tool
-    from amanda.registry.hookspecs import TableStore
+    from amanda.registry.hookspecs import Cluster, TableStore
     from amanda.results import RunReport
 
 
@@ -100,3 +100,19 @@ def amanda_open_tables() -> TableStore:
             f"tables of results need DuckDB ({error}): pip install 'amanda-tools[scale]'"
         ) from None
     return tables
+
+
+@hookimpl(trylast=True)
+def amanda_open_cluster(address: str) -> Cluster:
+    """Connect to a cluster of Ray.
+
+    Raises:
+        AmandaError: Ray is not installed, or does not answer.
+    """
+    try:
+        from amanda_tools.ray_cluster import RayCluster
+    except ImportError as error:
+        raise AmandaError(
+            f"RAY_ADDRESS={address}: Ray is missing ({error}): pip install 'amanda-tools[ray]'"
+        ) from None
+    return RayCluster(address)

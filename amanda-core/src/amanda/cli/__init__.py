@@ -1,4 +1,4 @@
-"""The command ``amanda``: run, compare, merge, query, flight, tools, drivers, doctor.
+"""The command ``amanda``: run, sweep, compare, merge, query, flight, tools, drivers, doctor.
 
 The entry point is :func:`main`; ``main(["tools"])`` is ``amanda tools``. Each command has a module,
 which is imported when the command is given.
@@ -19,6 +19,7 @@ Instrument neural networks without changing their source.
 
 commands:
   run      run a program under tools:  amanda run -t count -o out -- train.py
+  sweep    run a program once for each combination of values of tools' options
   compare  compare the results of two runs:  amanda compare out-a out-b
   merge    merge the files of the ranks of a distributed run
   query    ask the results of a run in SQL:  amanda query out "SELECT ..."
@@ -29,7 +30,7 @@ commands:
 
 amanda COMMAND --help describes a command; amanda --version prints the version."""
 
-_COMMANDS = ("run", "compare", "merge", "query", "flight", "tools", "drivers", "doctor")
+_COMMANDS = ("run", "sweep", "compare", "merge", "query", "flight", "tools", "drivers", "doctor")
 
 
 _OTHER_WORDS = {
@@ -94,7 +95,7 @@ def _run_command(command: str, rest: Sequence[str]) -> int:
         from amanda.cli import list_installed
 
         return list_installed.main(command, rest)
-    if command in ("compare", "merge", "query", "flight", "doctor"):
+    if command in ("sweep", "compare", "merge", "query", "flight", "doctor"):
         status: int = importlib.import_module(f"amanda.cli.{command}").main(rest)
         return status
     print(f"amanda: error: there is no command {command!r}{_hint(command)}", file=sys.stderr)

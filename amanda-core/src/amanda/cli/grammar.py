@@ -5,6 +5,7 @@ r"""The grammar of ``-t``: ``TOOL[:key=value,...][,TOOL...]``.
 ``tools.py:Class`` and ``package.module:Class`` stand for a tool that no package registers. After a
 comma, ``key=value`` is a further option of the current tool, and anything else starts a new tool.
 The values of a list are joined with ``+``. A backslash escapes a separator: ``\,`` and ``\+``.
+``amanda sweep`` takes several values of an option: ``bit=3++7``, ``seed=0..9``.
 """
 
 from __future__ import annotations
@@ -80,6 +81,17 @@ def split_names(value: str) -> list[str]:
 def split_list(value: str) -> list[str]:
     """Split a list value, ``conv2d+linear``, into its items; an empty value has none."""
     return [unescape(item) for item in _split(value, "+")] if value else []
+
+
+def alternatives(value: str) -> list[str]:
+    """The values that a sweep gives an option, still escaped: of ``3++7``, and of ``0..9``."""
+    found: list[str] = []
+    for part in _split(value, "++"):
+        if ends := re.fullmatch(r"(-?\d{1,9})\.\.(-?\d{1,9})", part):
+            found += map(str, range(int(ends[1]), int(ends[2]) + 1))
+        else:
+            found.append(part)
+    return list(dict.fromkeys(found))
 
 
 def unescape(value: str) -> str:

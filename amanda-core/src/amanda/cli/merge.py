@@ -72,7 +72,9 @@ def _merge_tables(folder: str, left_out: list[str]) -> list[str]:
     Raises:
         AmandaError: they cannot be read or written.
     """
-    if "://" not in folder and not any(Path(folder).glob("*/rank=*")):
+    has_tables = "://" in folder or any(Path(folder).glob("*/rank=*"))
+    # Of a sweep: DIR/inject_seed=3.
+    if not has_tables and not any(Path(folder).glob("*=*")):
         return []
     names, problems = plugins.table_store("amanda merge").merge(folder)
     left_out += problems

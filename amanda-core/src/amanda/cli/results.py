@@ -18,6 +18,7 @@ import attrs
 from amanda.cli import last_line, pages
 from amanda.cli.messages import WRONG_USAGE, complain, described_error
 from amanda.cli.rank import Rank
+from amanda.cli.window import Window
 from amanda.engine.tool_code import paused
 from amanda.errors import AmandaError, described
 from amanda.files import plain_data, write_json
@@ -68,6 +69,7 @@ class Report:
         modules: notes the tensors of modules, for the page.
         graph: records the graph for the page, if no tool of the run does.
         tables: writes the rows of the tools as tables, in place of their JSON; None for JSON.
+        window: the part of the run in which the tools run; None for all of it.
     """
 
     tools: Sequence[NamedTool]
@@ -88,6 +90,7 @@ class Report:
     modules: pages.ModuleTensors = attrs.field(factory=pages.ModuleTensors)
     graph: Any = None
     tables: Any = None
+    window: Window | None = None
     _collected: list[pages.Collector] = attrs.field(factory=list)
     _lost: list[str] = attrs.field(factory=list)
 
@@ -105,7 +108,16 @@ class Report:
             self.graph = _graph_tool(tools)
             tools += [self.modules, *([self.graph] if self.graph is not None else ())]
         tools += [self.tables] if self.tables is not None else []
-        return apply(*tools, drivers=drivers, op_filter=self.op_filter or None)
+        scope = apply(*tools, drivers=drivers, op_filter=self.op_filter or None)
+        if self.window is None:
+            return scope
+        self.window.begun, self.window.deliver = self._begin_window, self.deliver
+        return self.window.around(scope, drivers)
+
+    def _begin_window(self, step: int) -> None:
+        self.facts["tools began"] = f"after step {step}"
+        if self.tables is not None:
+            self.tables.begin(step)
 
     def note_end(self, how: str | BaseException) -> None:
         """Note how the program has ended, or what it has raised; the first of several holds."""
@@ -150,6 +162,13 @@ class Report:
             statistics: the figures of the scope.
             seconds: duration of the run.
         """
+        if self.window is not None:
+            if not self.window.has_results:
+                self._explain_none(self.window)
+                return
+            self.window.has_results = False
+            statistics, seconds = self.window.scope.statistics, self.window.seconds
+            self.written, self._collected, self._lost = [], [], []
         # The program may have left it lower than results need.
         sys.setrecursionlimit(max(sys.getrecursionlimit(), _RECURSION_LIMIT))
         # Framework calls of a tool that computes its result are not operators of the program.
@@ -172,6 +191,12 @@ class Report:
                 if self.tools and statistics.ops_seen:
                     for option in self.op_filter.unmatched():
                         self.complain(f"warning: {option}")
+
+    def _explain_none(self, window: Window) -> None:
+        """Say why there are no results, if there have been none before."""
+        why = f"error: {self.error}" if self.error else "warning: nothing has triggered the tools"
+        if not (self.rank.number or self.has_failed or window.seconds):
+            self.complain(why)
 
     def _make_folders(self) -> None:
         """Make the folders that the program has removed, as one does that clears its own output."""

@@ -6,6 +6,7 @@ import argparse
 import atexit
 import contextlib
 import functools
+import math
 import os
 import random
 import re
@@ -35,6 +36,7 @@ from amanda.cli.messages import (
 )
 from amanda.cli.rank import Rank
 from amanda.cli.results import NamedTool, Report
+from amanda.cli.window import Trigger, Window, is_first_of_stage
 from amanda.errors import AmandaError, FileError, UnknownNameError
 from amanda.files import remove_temporary_folders
 from amanda.interface.context import OpContext
@@ -67,15 +69,15 @@ class UsageError(ValueError):
     """The command line is wrong; nothing of the program has run."""
 
 
-def _folder(text: str) -> Path:
-    """A folder with a name, which an unset variable of the shell has not.
+def named_path(text: str) -> Path:
+    """A file or folder with a name, which an unset variable of the shell has not.
 
     Raises:
         ArgumentTypeError: it has none.
     """
     if text:
         return Path(text)
-    raise argparse.ArgumentTypeError("needs the name of a folder, got an empty string")
+    raise argparse.ArgumentTypeError("needs a name, got an empty string")
 
 
 def _names(text: str) -> list[str]:
@@ -89,7 +91,9 @@ def _names(text: str) -> list[str]:
     raise argparse.ArgumentTypeError(f"needs one or more names, got {text!r}")
 
 
-def _number_from(least: int) -> Callable[[str], int]:
+def number_from(least: int) -> Callable[[str], int]:
+    """The conversion of an option to a whole number that is not less than `least`."""
+
     def convert(text: str) -> int:
         if text.isdecimal() and int(text) >= least:
             return int(text)
@@ -98,19 +102,28 @@ def _number_from(least: int) -> Callable[[str], int]:
     return convert
 
 
+def _one_per_stage(number: int) -> bool:
+    """Any rank may be one of ``one-per-stage``: the first step shows which."""
+    return True
+
+
 def _ranks(text: str) -> Callable[[int], bool]:
     """Whether a rank is one of ``0,8-15``, or of a share of all, ``1%``.
 
     Raises:
         ArgumentTypeError: the text has another form.
     """
+    if text == "one-per-stage":
+        return _one_per_stage
     if (share := re.fullmatch(r"(\d{1,3})%", text)) and 0 < int(share[1]) <= 100:
         every = round(100 / int(share[1]))
         return lambda number: number % every == 0
     found = [re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part) for part in text.split(",")]
     ranges = [range(int(m[1]), int(m[2] or m[1]) + 1) for m in found if m]
     if len(ranges) < len(found) or not all(ranges):
-        raise argparse.ArgumentTypeError(f"needs ranks such as 0,8-15, or 1%, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"needs ranks such as 0,8-15, or 1%, or one-per-stage, got {text!r}"
+        )
     return lambda number: any(number in each for each in ranges)
 
 
@@ -125,7 +138,7 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
     ),
     (
         "-o --output",
-        {"metavar": "DIR", "action": "append", "default": [], "type": _folder},
+        {"metavar": "DIR", "action": "append", "default": [], "type": named_path},
         "write the results as files into DIR (default: print summaries only)",
     ),
     (
@@ -135,13 +148,23 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
     ),
     (
         "--flush",
-        {"metavar": "N", "type": _number_from(1), "default": 100},
+        {"metavar": "N", "type": number_from(1), "default": 100},
         "tables grow every N steps (default: 100)",
     ),
     (
         "--ranks",
         {"metavar": "LIST", "type": _ranks, "default": lambda number: True},
-        "only these of several processes run under the tools: 0,8-15, or 1%% (default: all)",
+        "only these of several processes run under the tools: 0,8-15, 1%% or one-per-stage",
+    ),
+    (
+        "--trigger",
+        {"metavar": "FILE", "type": named_path},
+        "the tools wait for this file, or for SIGUSR1, and begin on all ranks after one step",
+    ),
+    (
+        "--steps",
+        {"metavar": "N", "type": number_from(1)},
+        "steps that --trigger lets the tools run (default: 10)",
     ),
     (
         "--html",
@@ -165,12 +188,12 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
     ),
     (
         "--every",
-        {"metavar": "N", "type": _number_from(1), "default": 1},
+        {"metavar": "N", "type": number_from(1), "default": 1},
         "they act at each N-th execution of an operator (default: 1)",
     ),
     (
         "--skip",
-        {"metavar": "N", "type": _number_from(0), "default": 0},
+        {"metavar": "N", "type": number_from(0), "default": 0},
         "and not at its first N executions (default: 0)",
     ),
     (
@@ -214,7 +237,7 @@ def main(arguments: Sequence[str]) -> int:
     ours, words = program.split(arguments, WITH_VALUE)
     out = sys.stdout
     try:
-        given = _parse(ours, words)
+        given = parse_options(ours, words)
         with loading_plugins(), _random_kept():
             run = _prepare(given, ours, words)
         run.report.out = out
@@ -227,7 +250,7 @@ def main(arguments: Sequence[str]) -> int:
     return run.execute()
 
 
-def _parse(ours: Sequence[str], words: Sequence[str]) -> argparse.Namespace:
+def parse_options(ours: Sequence[str], words: Sequence[str]) -> argparse.Namespace:
     """Parse the options.
 
     Args:
@@ -338,7 +361,37 @@ def create_report(given: argparse.Namespace, rank: Rank) -> Report:
     hint = "" if given.tool else of_page if tools else NO_TOOL
     report = Report(tools, folder, rank, sys.stdout, page, op_filter, hint=hint)
     _add_tables(report, given)
+    report.window = _window_of(report, given)
     return report
+
+
+def _window_of(report: Report, given: argparse.Namespace) -> Window | None:
+    """The part of the run in which the tools run; None for all of it.
+
+    Raises:
+        UsageError: options do not fit.
+        AmandaError: a signal is not free.
+    """
+    is_staged = given.ranks is _one_per_stage
+    if given.trigger is None:
+        if given.steps:
+            raise UsageError("--steps is for --trigger")
+        if not is_staged:
+            return None
+        begins: Callable[[int], bool] = (1).__eq__
+        steps, close = math.inf, _do_nothing
+    else:
+        folder, is_signalled = report.folder, given.trigger == Path("SIGUSR1")
+        if is_signalled and folder is None:
+            raise UsageError("--trigger SIGUSR1: the ranks agree by a file: give a folder, -o DIR")
+        path = folder / "trigger" if is_signalled and folder else given.trigger.absolute()
+        trigger = Trigger(path, is_signalled=is_signalled)
+        begins, steps, close = trigger.begins, given.steps or 10, trigger.close
+    if not is_staged:
+        return Window(begins, steps, close)
+    return Window(
+        lambda ended: begins(ended) and is_first_of_stage(report.rank.located().mesh), steps, close
+    )
 
 
 def _add_tables(report: Report, given: argparse.Namespace) -> None:
@@ -557,6 +610,8 @@ class Run:
         """
         self._asked = drivers or ()
         self._scope = self.report.scope(drivers)
+        if self.report.window is not None:
+            self.report.window.deliver = self._own_imports()(self.report.deliver)
         _apply(self._scope)
         self._opened = LIVE_SCOPES[-1]
         # A tool may keep its data in temporary files, which weakref.finalize removes at exit. Its
@@ -592,7 +647,7 @@ class Run:
             KeyboardInterrupt: the program was interrupted; Python then ends by the signal.
         """
         self._started = time.perf_counter()
-        modules = {type(named.tool).__module__ for named in self.report.tools}
+        modules = {type(named.tool).__module__ for named in self.report.tools} | {Window.__module__}
         tracebacks.hide_in_threads(modules)
         threading.excepthook = functools.partial(self._end_thread, threading.excepthook)
         try:

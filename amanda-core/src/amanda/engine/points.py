@@ -90,7 +90,7 @@ class Points:
             outputs = tensors_in(result) if is_wanted or told else None
             return result
 
-        self.forward_begins(told, place["id"], bool(trains), facts=facts)
+        told = self.forward_begins(told, place["id"], bool(trains), facts=facts)
         try:
             if is_wanted:
                 self.module(scopes, Point.MODULE_ENTRY, **place, **facts())
@@ -110,8 +110,9 @@ class Points:
         trains: bool,
         differentiates: bool = False,
         facts: Callable[[], Mapping[str, Any]] = dict,
-    ) -> None:
-        """An outermost module is called.
+    ) -> Scopes:
+        """An outermost module is called; returns the scopes to notify at its end: also those that
+        a routine at the end of the last iteration has begun.
 
         Args:
             model: the common beginning of its operators' ids.
@@ -119,9 +120,9 @@ class Points:
             differentiates: True if the gradients are computed with it, as in a run of a graph.
             facts: gives ``target`` and ``inputs`` of the point; called if a tool has a routine.
         """
-        begun = 0
+        told, begun = [*scopes], 0
         try:
-            for scope in scopes:
+            for scope in told:
                 begun += 1
                 tell = partial(self._tell, scope)
                 begins = scope.iterations.forward_begins(
@@ -130,11 +131,14 @@ class Points:
                 self._note_thread(scope)
                 if begins and scope.routines_at(Point.FORWARD_BEGIN):
                     tell(Point.FORWARD_BEGIN, id=model, **facts())
+                if self._dispatcher.driver.runs_at_once:
+                    told += [new for new in self._dispatcher.scopes() if new not in told]
         except BaseException:
             # The outermost module is not run, since a tool has raised where its call begins.
-            for scope in scopes[:begun]:
+            for scope in told[:begun]:
                 scope.iterations.forward_ends(failed=True)
             raise
+        return told
 
     def _will_step(self, facts: Callable[[], Mapping[str, Any]]) -> bool:
         return bool(self._dispatcher.driver.will_step(facts().get("target")))

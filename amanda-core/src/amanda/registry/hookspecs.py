@@ -137,7 +137,8 @@ class TableStore(Protocol):
         """Create the tool that writes rows at the end of each `every` steps.
 
         Its ``write_files(folder, stem)`` is called when the run has ended; before, ``has_ended`` is
-        set, to False where the program has failed or was stopped by a signal.
+        set, to False where the program has failed or was stopped by a signal. If its scope begins
+        after steps of the run, it is told by ``begin(steps)``.
 
         Args:
             tools: the ``ReportingTool`` of the run by their names there.
@@ -161,4 +162,36 @@ def amanda_open_tables() -> TableStore | None:
 
     The first plugin that does not return None gives them; amanda-tools is asked last. A module with
     these functions will do. Raise an ``AmandaError`` where something is not installed.
+    """
+
+
+class Cluster(Protocol):
+    """Runs Python on the machines of a cluster, for ``amanda sweep``."""
+
+    async def run(self, words: Sequence[str], folder: Path) -> int:
+        """Run ``python WORDS`` in the current folder, which all machines have.
+
+        A task that is cancelled ends the process.
+
+        Args:
+            words: the arguments of Python.
+            folder: for what it prints, ``output.txt`` and ``errors.txt``.
+
+        Returns:
+            The exit status.
+
+        Raises:
+            AmandaError: the process is lost.
+        """
+
+    def close(self) -> None:
+        """Leave the cluster."""
+
+
+@hookspec(firstresult=True)
+def amanda_open_cluster(address: str) -> Cluster | None:
+    """Connect to the cluster of ``RAY_ADDRESS``, which is set, for ``amanda sweep``.
+
+    The first plugin that does not return None gives it; amanda-tools, which uses Ray, is asked
+    last. Raise an ``AmandaError`` where there is no such cluster, or something is not installed.
     """

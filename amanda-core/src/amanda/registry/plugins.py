@@ -407,6 +407,18 @@ def table_store(what: str) -> hookspecs.TableStore:
     return store
 
 
+def cluster(address: str) -> hookspecs.Cluster:
+    """The cluster of ``RAY_ADDRESS``.
+
+    Raises:
+        AmandaError: no plugin can reach it.
+    """
+    found: hookspecs.Cluster | None = registry().manager.hook.amanda_open_cluster(address=address)
+    if found is None:
+        raise PluginError(f"RAY_ADDRESS={address}: no plugin uses Ray; {advise('amanda-tools')}")
+    return found
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str) -> UnknownNameError:
     """The error for a tool or driver that no plugin registers, with the close matches."""
     left_out = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,6 +115,8 @@ def report(folder: str) -> RunReport:
         TablesError: there are no tables.
     """
     with _opened(folder) as tables:
+        if not tables.views:
+            raise TablesError(f"{folder} is of a sweep; a page is about one of its runs")
         tables.try_again(tables.create_views)
         shown = tables.try_again(partial(_shown, tables))
         about = "The ranks of a run side by side, in a step or of the mean of samples."
@@ -127,7 +129,7 @@ def _shown(tables: _Tables) -> list[Table]:
     found = []
     for name in tables.files:
         for (figure,) in tables.rows(f'SELECT DISTINCT figure FROM "{name}" ORDER BY figure'):
-            for view, (about, _) in VIEWS.items():
+            for view, (about, _) in tables.views.items():
                 call = f"FROM {view}({quoted(name)}, {quoted(figure)}) LIMIT {_MOST_SHOWN}"
                 table = _select(tables, call)
                 found.append(attrs.evolve(table, title=f"{name}, {figure}: {about}"))
@@ -141,8 +143,9 @@ def _contents(tables: _Tables) -> Table:
         about = f'SELECT count(*), count(DISTINCT rank), list(DISTINCT figure) FROM "{name}"'
         count, ranks, figures = tables.rows(about)[0]
         rows.append((name, count, ranks, " ".join(sorted(figures))))
-    views = [(f"{name}('table', 'figure')", "", "", about) for name, (about, _) in VIEWS.items()]
-    return Table("tables of results", ("table", "rows", "ranks", "figures"), [*rows, *views])
+    views = tables.views.items()
+    rows += [(f"{name}('table', 'figure')", "", "", about) for name, (about, _) in views]
+    return Table("tables of results", ("table", "rows", "ranks", "figures"), rows)
 
 
 @attrs.define(eq=False)
@@ -153,20 +156,23 @@ class _Tables:
         connection: to DuckDB.
         files: of each table.
         problems: what is left out, a line for each.
+        views: those that are ready; none of a sweep, whose runs have ranks of their own.
     """
 
     connection: duckdb.DuckDBPyConnection
     files: dict[str, list[str]] = attrs.field(factory=dict)
     problems: list[str] = attrs.field(factory=list)
+    views: Mapping[str, tuple[str, str]] = attrs.field(factory=lambda: VIEWS)
 
     def source(self, name: str) -> str:
-        """The rows of a table in SQL."""
+        """The rows of a table in SQL; of a sweep with its options, which paths have."""
         files = ", ".join(map(quoted, self.files[name]))
         options = "hive_partitioning = true, hive_types = {rank: INTEGER}"
         if not PART.fullmatch(self.files[name][0]):
             options = "hive_partitioning = false"
-        columns = (f"{column}::{kind} AS {column}" for column, kind in COLUMNS.items())
-        return f"(SELECT rank, {', '.join(columns)} FROM read_parquet([{files}], {options}))"
+        columns = ", ".join(f"{column}::{kind} AS {column}" for column, kind in COLUMNS.items())
+        others = f"* EXCLUDE (rank, {', '.join(COLUMNS)})"
+        return f"(SELECT rank, {columns}, {others} FROM read_parquet([{files}], {options}))"
 
     def rows(self, query: str) -> list[Any]:
         """The rows of the answer to a query."""
@@ -255,7 +261,7 @@ def _opened(folder: str, *, merged: bool = True) -> Iterator[_Tables]:
             if not tables.files:
                 why = "; ".join(tables.problems) or "no <tool>/rank=<n>, <tool>.parquet or .json"
                 raise TablesError(f"{folder} has no tables of results: {why}")
-            for name, (_, text) in VIEWS.items():
+            for name, (_, text) in tables.views.items():
                 connection.execute(f"CREATE MACRO {name}(of_table, of_figure) AS TABLE {text}")
             yield tables
     except duckdb.Error as error:
@@ -268,8 +274,41 @@ def _find(tables: _Tables, folder: str, spare: Path, *, merged: bool) -> None:
     """Find the files of the tables: parts of ranks, else merged tables, else JSON."""
     if folder.endswith(".parquet"):
         tables.files[Path(folder).stem] = [folder]
-        _add_ranks(tables, {})
+        _add_ranks(tables, [])
         return
+    runs, base = {"": folder}, Path(folder)
+    if "://" not in folder:
+        found = _runs(base)
+        runs = {"/".join((*run.relative_to(base).parts, "")): run.as_posix() for run in found}
+    if "" not in runs:
+        tables.views = {}
+    ranks: list[dict[str, Any]] = []
+    for place, run in runs.items():
+        _find_run(tables, run, place, spare, ranks)
+    _add_ranks(tables, ranks)
+    for path in _glob(tables, folder, "*.parquet"):
+        name = Path(path).stem
+        if name not in tables.files or (merged and _is_newest(path, tables.files[name])):
+            tables.files[name] = [path]
+
+
+def _runs(folder: Path) -> list[Path]:
+    """The folders of the runs of a sweep, ``flops_by=op/flops_batch=8``; else the folder itself."""
+    options = [path for path in sorted(folder.glob("*=*")) if not path.match("rank=*")]
+    return [run for path in options if path.is_dir() for run in _runs(path)] or [folder]
+
+
+def _find_run(
+    tables: _Tables, folder: str, place: str, spare: Path, ranks: list[dict[str, Any]]
+) -> None:
+    """Add the parts of the ranks of a run, or its JSON.
+
+    Args:
+        folder: of the run.
+        place: the same within a sweep, "" without one.
+        spare: a folder for parts of JSON.
+        ranks: gets a row for each header.
+    """
     headers: dict[str, dict[int, Any]] = collections.defaultdict(dict)
     for path in _glob(tables, folder, "*/rank=*/header.json"):
         tool, rank = path.split("/")[-3], path.split("=")[-1].split("/")[0]
@@ -277,23 +316,24 @@ def _find(tables: _Tables, folder: str, spare: Path, *, merged: bool) -> None:
             headers[tool][int(rank)] = _header(tables, path)
         except (AmandaError, ValueError) as error:
             tables.problems.append(str(error))
+    names = set()
     for path in sorted(_glob(tables, folder, "*/rank=*/part-*.parquet")):
         if found := PART.fullmatch(path):
             name = path.split("/")[-3]
             header = headers[name].setdefault(int(found["rank"]), {})
             if int(found["number"]) >= header.get("first_part", 0):
                 tables.files.setdefault(name, []).append(path)
+                names.add(name)
             else:
                 header["earlier"] = header.get("earlier", 0) + 1
-    for path in _glob(tables, folder, "*.parquet"):
-        name = Path(path).stem
-        if name not in tables.files or (merged and _is_newest(path, tables.files[name])):
-            tables.files[name] = [path]
     if "://" not in folder:
-        _read_results(tables, headers, Path(folder), spare)
+        _read_results(tables, headers, Path(folder), spare / place, names)
     for name, of_ranks in headers.items():
-        tables.problems += (f"{name}: {problem}" for problem in _compare(of_ranks))
-    _add_ranks(tables, headers)
+        tables.problems += (f"{place}{name}: {problem}" for problem in _compare(of_ranks))
+        for number, header in of_ranks.items():
+            if rank := header.get("rank"):
+                known = {"tool": name, "rank": number, "mesh": _mesh(rank)}
+                ranks.append({**header, **rank, **known})
 
 
 def _is_newest(path: str, others: Iterable[str]) -> bool:
@@ -352,7 +392,7 @@ def _compare(headers: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
         yield f"clocks differ by {max(offsets) - min(offsets):.0f} s, see clock_offset of headers"
 
 
-def _add_ranks(tables: _Tables, headers: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> None:
+def _add_ranks(tables: _Tables, rows: list[dict[str, Any]]) -> None:
     """Create the table ``ranks``: what is known of each rank, with its coordinates in meshes."""
     kinds = {
         **dict.fromkeys(("tool", "run", "host"), "VARCHAR"),
@@ -361,12 +401,6 @@ def _add_ranks(tables: _Tables, headers: Mapping[str, Mapping[int, Mapping[str, 
         "has_ended": "BOOLEAN",
         "mesh": "MAP(VARCHAR, BIGINT)",
     }
-    rows = [
-        {**header, **place, "tool": tool, "rank": rank, "mesh": _mesh(place)}
-        for tool, of_ranks in headers.items()
-        for rank, header in of_ranks.items()
-        if (place := header.get("rank"))
-    ]
     create_table(tables.connection, "ranks", kinds, rows)
 
 
@@ -378,12 +412,18 @@ def _mesh(place: Mapping[str, Any]) -> Mapping[str, int]:
 
 
 def _read_results(
-    tables: _Tables, headers: dict[str, dict[int, Any]], folder: Path, spare: Path
+    tables: _Tables,
+    headers: dict[str, dict[int, Any]],
+    folder: Path,
+    spare: Path,
+    others: Collection[str],
 ) -> None:
-    """Add the results in JSON of tools that have no tables, and the places of their ranks."""
+    """Add the results in JSON of tools that have no tables, as `others` do, and the places of their
+    ranks."""
     found: dict[str, dict[int | None, Path]] = collections.defaultdict(dict)
     for name, rank, path in result_files(folder):
-        if (tool := name.removesuffix(".json")) not in tables.files:
+        tool = name.removesuffix(".json")
+        if tool not in others and not (folder / f"{tool}.parquet").exists():
             found[tool][rank] = path
     for tool, paths in found.items():
         if len(paths) > 1:

@@ -13,7 +13,7 @@ from typing import Any
 
 import duckdb
 
-from amanda import Tool
+from amanda import OpContext, Tool
 from amanda.errors import AmandaError
 from amanda.files import read_json, write_json
 from amanda.interface.points import PointContext
@@ -31,12 +31,18 @@ _JOBS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID")
 _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
+_NEW_OPS = (16 << 20) // (8 * 160)
+"""Operators whose rows, 8 in each table, are 16 MB."""
+
+
 class TablesLostError(AmandaError):
     """Rows have not been written."""
 
 
 class TableRecorder(Tool):
     """Writes the rows of tools at the end of each `every` steps, and at the end of the run.
+
+    They are also written when about 16 MB are of operators that have come since.
 
     Args:
         tools: the tools by their names in the run.
@@ -62,20 +68,31 @@ class TableRecorder(Tool):
         self.has_ended = True
         self._written = 0
         self._ended = 0
+        self._first = 0
+        self._new_ops = 0
         self._tables = [
             RankTable(folder / name, tool, place)
             for name, tool in tools.items()
             if isinstance(tool, ReportingTool)
         ]
+        self.add_inst_for_op(self._count_op)
         self.add_inst_for_iteration(self._end_step, end=True)
 
+    def begin(self, step: int) -> None:
+        """Note that the scope begins after steps of the run."""
+        self._first = self._written = self._ended = step
+
+    def _count_op(self, context: OpContext) -> None:
+        self._new_ops += 1
+
     def _end_step(self, point: PointContext) -> None:
-        self._ended = point.iteration + 1
-        if self._ended - self._written >= self._every:
+        self._ended = self._first + point.iteration + 1
+        is_large = self._new_ops * len(self._tables) >= _NEW_OPS
+        if is_large or self._ended - self._written >= self._every:
             self._write()
 
     def _write(self, *, is_last: bool = False) -> None:
-        steps, self._written = self._ended - self._written, self._ended
+        steps, self._written, self._new_ops = self._ended - self._written, self._ended, 0
         for table in self._tables:
             table.add(self._ended, steps, is_last=is_last)
 

@@ -61,10 +61,10 @@ class Passes:
             return
         dispatcher, model = interceptor.executor.claimer.dispatcher, interceptor.frame.path
         scopes = dispatcher.scopes()
-        self.begun = scopes, model
         trains = torch.is_grad_enabled() and module.training
         facts: functools.partial[Any] = functools.partial(dict, target=module)
-        dispatcher.points.forward_begins(scopes, model, trains, facts=facts)
+        told = dispatcher.points.forward_begins(scopes, model, trains, facts=facts)
+        self.begun = told, model
 
     def end(self, failed: bool = False) -> None:
         """Report the end of the forward pass, if one runs."""

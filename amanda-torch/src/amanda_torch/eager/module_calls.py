@@ -127,7 +127,7 @@ class ReportedCall(NamedCall):
         if is_outermost:
             trains = _is_grad_enabled() and getattr(module, "training", True)
             points, path = self._dispatcher.points, self._frame.path
-            points.forward_begins(self._scopes, path, trains, facts=self._facts)
+            self._scopes = points.forward_begins(self._scopes, path, trains, facts=self._facts)
             self._has_begun = True
         if tracker.tells_modules:
             self._tell(Point.MODULE_ENTRY)
