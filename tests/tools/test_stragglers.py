@@ -60,7 +60,7 @@ def named(
     slowness = np.ones((ranks, len(KEYS)))
     if slow:
         slowness[slow["rank"], slow["places"]] = slow["times"]
-    comparison, random = Comparison(ranks, 6.0, 3), np.random.default_rng(seed)
+    comparison, random = Comparison(ranks, 5.0, 3), np.random.default_rng(seed)
     for i, table in enumerate(times(random, windows, slowness, jitter, spread)):
         comparison.compare(EVERY * i, {rank: (KEYS, row) for rank, row in enumerate(table)})
     return comparison.found
@@ -109,7 +109,7 @@ def test_a_rank_of_a_slow_processor_is_named_as_a_whole() -> None:
 def test_ranks_with_other_operators_and_missing_ones() -> None:
     """Stages of a pipeline are compared among themselves, and a rank that has died is left out."""
     stages = [KEYS[:15], KEYS[15:]]
-    comparison = Comparison(9, 6.0, 2)
+    comparison = Comparison(9, 5.0, 2)
     for window in range(4):
         ranks = {rank: (stages[rank % 2], np.full(15, 1.0 + rank % 2)) for rank in range(8)}
         ranks[3][1][4] *= 1.5

@@ -49,7 +49,7 @@ class StragglersOptions:
     """
 
     every: int = attrs.field(default=10, validator=attrs.validators.ge(1))
-    late: float = attrs.field(default=6.0, validator=attrs.validators.gt(0))
+    late: float = attrs.field(default=5.0, validator=attrs.validators.gt(0))
     windows: int = attrs.field(default=3, validator=attrs.validators.ge(1))
     sync: bool = False
     otel: int = attrs.field(default=0, validator=attrs.validators.ge(0))
