@@ -127,6 +127,7 @@ class Stopwatch:
     def end_step(self) -> None:
         """Add the executions since the last step to the window."""
         step, self._step = self._step, {}
+        self._running.clear()  # of operators that have raised
         for number, work in step.items():
             self._window.setdefault(number, Work()).add(work)
 
