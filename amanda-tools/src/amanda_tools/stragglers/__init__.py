@@ -142,14 +142,14 @@ class StragglersTool(ReportingTool[StragglersOptions]):
             self._dropped += 1
 
     def _sum_up(self, window: Mapping[int, Work]) -> None:
-        """Compute the time of each operator in a step of this window, by its shortest execution."""
+        """Compute the time of each operator in a step of this window, by its usual execution."""
         self._keys = [(op.id, op.module, op.direction) for op in self._ops]
         self._seconds = np.full(len(self._keys), np.nan)
         for number, work in window.items():
-            self._sums.setdefault(number, Work()).add(work)
+            self._sums.setdefault(number, Work()).add(Work(work.calls, work.nanoseconds))
             if number not in self._stopwatch.waiting:
                 calls = work.calls / self.options.every
-                self._seconds[number] = work.least / 1e9 * calls
+                self._seconds[number] = work.usual / 1e9 * calls
 
     def _export(self) -> None:
         most = sorted(self._sums, key=lambda number: -self._sums[number].nanoseconds)

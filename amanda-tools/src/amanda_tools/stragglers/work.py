@@ -17,10 +17,11 @@ except ImportError:  # Windows, macOS
     getrusage = None  # type: ignore[assignment]
 
 _NOTICEABLE = 20_000
-"""Nanoseconds beside the processor that may be a switch to another thread."""
+"""Nanoseconds beside the processor from which on the thread has not had it."""
 
 
-_NONE = 1 << 62
+_MOST = 1000
+"""Executions of an operator that are kept."""
 
 
 @attrs.define
@@ -30,26 +31,32 @@ class Work:
     Attributes:
         calls: their number.
         nanoseconds: the sum of their durations.
-        shortest: the shortest duration of those to which the processor was left.
-        processor: the shortest time of the processor.
+        processor: times of the processor, of the first ones.
+        beside: the rest of the durations, of those to which the processor was left.
     """
 
     calls: int = 0
     nanoseconds: int = 0
-    shortest: int = _NONE
-    processor: int = _NONE
+    processor: list[int] = attrs.field(factory=list)
+    beside: list[int] = attrs.field(factory=list)
 
     def add(self, other: Work) -> None:
         """Add executions."""
         self.calls += other.calls
         self.nanoseconds += other.nanoseconds
-        self.shortest = min(self.shortest, other.shortest)
-        self.processor = min(self.processor, other.processor)
+        if len(self.processor) < _MOST:
+            self.processor += other.processor
+            self.beside += other.beside
 
     @property
-    def least(self) -> int:
-        """The work of an execution, in nanoseconds."""
-        return self.processor if self.shortest == _NONE else self.shortest
+    def usual(self) -> float:
+        """The nanoseconds of an execution: the mean of the faster half."""
+        return _mean_of_least(self.processor) + _mean_of_least(self.beside)
+
+
+def _mean_of_least(times: list[int]) -> float:
+    kept = sorted(times)[: (len(times) + 1) // 2]
+    return sum(kept) / len(kept) if kept else 0.0
 
 
 class Stopwatch:
@@ -105,9 +112,12 @@ class Stopwatch:
             if waits:
                 self.waiting.update((number, *(each[0] for each in running)))
             duration, processor = end - began, end_of_work - began_work
-            is_beside = duration - processor > _NOTICEABLE
-            is_kept = self._sync or not (is_beside and self._was_switched())
-            work = Work(1, duration, duration if is_kept else _NONE, processor)
+            if self._sync:
+                processor = duration
+            beside = duration - processor
+            beside = beside if beside > _NOTICEABLE else 0
+            is_kept = not (beside and self._was_switched())
+            work = Work(1, duration, [processor], [beside] if is_kept else [])
             self._step.setdefault(number, Work()).add(work)
 
         return start, stop
