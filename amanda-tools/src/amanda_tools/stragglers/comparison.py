@@ -2,9 +2,9 @@
 
 A rank's pace is the median over its operators of its time by the median of the ranks. It is late in
 an operator by what this takes beyond the ranks' median at that pace, and as a whole by its pace. It
-is a straggler where the mean lateness of the last windows exceeds all of
+is a straggler where the median lateness of the last windows exceeds all of
 
-- ``late`` times the mean of the windows' median absolute deviations (MAD) of the ranks;
+- ``late`` times the median of the windows' median absolute deviations (MAD) of the ranks;
 - :data:`LEAST` of the ranks' median, since some operators vary little among the ranks;
 - :data:`LEAST_OF_STEP` of the time of all operators in a step, since small operators vary most, and
   nobody misses their time;
@@ -123,12 +123,12 @@ class Comparison:
         self._last.append(np.vstack([lateness, mad]))
         if len(self._last) < (self._last.maxlen or 0):
             return []
-        # What was not there in an earlier window is NaN, and so are its sums.
+        # What was not there in an earlier window is NaN, and its minimum, too.
         missing = [((0, 0), (0, table.shape[1] - of.shape[1])) for of in self._last]
         padded = map(functools.partial(np.pad, constant_values=np.nan), self._last, missing)
         several = np.stack([*padded])
-        *_, mad = mean = np.mean(several, axis=0)
-        lateness = mean[:-1]
+        *_, mad = middle = np.sort(several, axis=0)[len(several) // 2]
+        lateness = middle[:-1]
         limit = np.maximum(self._late * mad, np.maximum(LEAST * median, LEAST_OF_STEP * total))
         is_late = (lateness > limit) & (np.min(several, axis=0)[:-1] > limit / 2)
         new = []
