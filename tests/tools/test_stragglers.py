@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,10 @@ from torch import nn
 
 import amanda
 from amanda.errors import AmandaError
+from amanda_tools import stragglers
 from amanda_tools.stragglers import StragglersTool, work
 from amanda_tools.stragglers.comparison import Comparison, Numbers, Straggler
+from amanda_tools.stragglers.exchange import Exchange
 from amanda_tools.stragglers.work import Stopwatch
 from tests.running import applied, run_python
 
@@ -232,6 +235,91 @@ def test_a_nan_of_one_rank_is_told_before_the_exchange(ranks: list[dict[str, Any
     told = [of["nan"]["before"] for of in ranks]
     assert told[1].startswith("amanda: nan: rank 1, step 1: log produced NaN")
     assert [told[rank] for rank in (0, 2, 3)] == ["", "", ""]
+
+
+# -- a store that misbehaves -------------------------------------------------------
+
+
+class Store:
+    """What :class:`Exchange` asks of PyTorch's stores."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Any] = {}
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def set(self, key: str, value: Any) -> None:
+        self.may_answer.wait()
+        self.held[key] = value.encode() if isinstance(value, str) else value
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(key in self.held for key in keys)
+
+    def get(self, key: str) -> Any:
+        return self.held[key]
+
+    def multi_get(self, keys: Sequence[str]) -> list[Any]:
+        return [self.held[key] for key in keys]
+
+    def delete_key(self, key: str) -> bool:
+        return self.held.pop(key, None) is not None
+
+
+@pytest.fixture
+def distributed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A ``torch.distributed`` of three ranks, of which this one is the first."""
+    monkeypatch.setenv("MASTER_ADDR", "nowhere")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    store = Store()
+    module = SimpleNamespace(
+        store=store,
+        get_rank=lambda: 0,
+        get_world_size=lambda: 3,
+        TCPStore=lambda *args, **options: store,
+        PrefixStore=lambda prefix, store: store,
+    )
+    monkeypatch.setattr(stragglers, "torch_group", lambda: module)
+    return module
+
+
+def test_a_rank_that_is_late_is_waited_for_again(distributed: Any) -> None:
+    """One that has missed windows counts as soon as it writes, and is not waited for until then."""
+    first, keys, seconds = Exchange(distributed), KEYS[:2], np.ones(2)
+    others = [Exchange(distributed), Exchange(distributed)]
+    others[0].rank, others[1].rank = 1, 2
+    for window in range(6):
+        for exchange in (first, others[0], *others[1:][: window > 4]):
+            exchange.write(window, keys, seconds)
+        found = first.read(window, lambda: True)
+        assert found.keys() == ({0, 1, 2} if window > 4 else {0, 1})
+        assert all(each[0] == keys for each in found.values())
+
+
+def test_the_program_ends_where_the_store_does_not_answer(
+    distributed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stragglers, "_SECONDS", 0.1)
+    store = distributed.store
+    store.may_answer.clear()
+    tool = applied(StragglersTool(every=1), train, nn.Linear(4, 4), 9)
+    assert tool.summary()["dropped"] > 0
+    store.may_answer.set()
+    monkeypatch.setattr(stragglers, "_SECONDS", 60)
+    # The next scope has a thread of its own.
+    with amanda.apply(tool):
+        train(nn.Linear(4, 4), 3)
+    assert tool.summary()["not_compared"] == "no operator ran on 3 ranks"
+
+
+def test_steps_count_anew_after_evaluations(distributed: Any) -> None:
+    """Ranks agree on windows where one of them evaluates before it trains."""
+    tool, model = StragglersTool(every=2), nn.Linear(4, 4)
+    with amanda.apply(tool):
+        for _ in range(3):
+            with torch.no_grad():
+                model(torch.ones(2, 4))
+        train(model, 4)
+    assert {key for key in distributed.store.held if key.endswith("/0")} == {"2/0"}
 
 
 # -- one process ------------------------------------------------------------------

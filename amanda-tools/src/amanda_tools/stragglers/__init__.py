@@ -31,8 +31,13 @@ __all__ = ["StragglersOptions", "StragglersTool"]
 _WAITING = 4
 """Windows that may wait for the thread; further ones are dropped."""
 
+_SECONDS = 3.0
+"""Seconds in which the store has to answer at the end."""
+
+_FEWEST_WINDOWS = 2
+
 _Window = tuple[int, Sequence[Key], Numbers]
-"""Its number, from 0, the operators known, and the seconds of each in a step."""
+"""Its number, from 1, the operators known, and the seconds of each in a step."""
 
 
 @attrs.frozen(kw_only=True)
@@ -80,13 +85,8 @@ class StragglersTool(ReportingTool[StragglersOptions]):
         self._keys: Sequence[Key] = []
         self._seconds: Numbers = np.zeros(0)
         self._sums: dict[int, Work] = {}
-        self._ended = self._window = self._dropped = 0
-        self._queue: queue.Queue[_Window | None] = queue.Queue(_WAITING)
-        self._thread: threading.Thread | None = None
-        self._is_closing = False
-        # The thread writes these.
-        self._exchange: Exchange | None = None
-        self._lost = ""
+        self._windows = self._dropped = 0
+        self._sharing: _Sharing | None = None
         self.depends_on(MappingTool.standard())
         for is_backward in (False, True):
             self.add_inst_for_op(self._analyse, backward=is_backward)
@@ -94,13 +94,9 @@ class StragglersTool(ReportingTool[StragglersOptions]):
         self.add_inst_for_iteration(self._end_window, end=True)
 
     def exit_scope(self) -> None:
-        """Compare what is there, and end the thread; the store has seconds to answer."""
-        # In a forked child it does not run.
-        if self._thread is not None and self._thread.is_alive():
-            self._is_closing = True
-            self._queue.put(None)
-            self._thread.join()
-        self._thread, self._is_closing = None, False
+        """Compare what is there, and end the thread."""
+        if self._sharing is not None:
+            self._sharing.close()
 
     # -- recording --------------------------------------------------------
 
@@ -120,24 +116,27 @@ class StragglersTool(ReportingTool[StragglersOptions]):
         if not point.follows:
             # Evaluations between steps.
             self._stopwatch.drop()
+        if point.iteration == 0:
+            # Those before training, which begins to count anew.
+            self._stopwatch.take()
 
-    def _end_window(self, _: PointContext) -> None:
+    def _end_window(self, point: PointContext) -> None:
         self._stopwatch.end_step()
-        self._ended += 1
-        if self._ended % self.options.every:
+        window, rest = divmod(point.iteration + 1, self.options.every)
+        if rest:
             return
         self._sum_up(self._stopwatch.take())
-        window, self._window = self._window, self._window + 1
-        if window == 0 and self.options.otel:
+        self._windows += 1
+        if self._windows == 1 and self.options.otel:
             self._export()
         # Frameworks allocate and compile in the first one.
-        if window == 0 or torch_group() is None:
+        if window == 1 or (distributed := torch_group()) is None:
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="amanda stragglers", daemon=True)
-            self._thread.start()
+        if self._sharing is None or self._sharing.is_closing:
+            self._sharing = _Sharing(self, distributed)
+            self._sharing.start()
         try:
-            self._queue.put_nowait((window, self._keys, self._seconds))
+            self._sharing.windows.put_nowait((window, self._keys, self._seconds))
         except queue.Full:
             self._dropped += 1
 
@@ -162,34 +161,6 @@ class StragglersTool(ReportingTool[StragglersOptions]):
         if not metrics.export(ops, current_rank()[0], read):
             _tell("otel: the program has set no provider of metrics until now")
 
-    # -- in the thread ----------------------------------------------------
-
-    def _run(self) -> None:
-        while (window := self._queue.get()) is not None:
-            try:
-                if not self._lost:
-                    self._share(*window)
-            # Whatever happens here, the program goes on; it may end before the tool.
-            except Exception as error:
-                if not self._is_closing:
-                    self._lost = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-                    _tell(f"the ranks' times are no longer exchanged: {self._lost}")
-        with contextlib.suppress(RuntimeError):
-            if self._exchange is not None and not self._exchange.has_reader():
-                self._lost = "the first rank has no such tool (--ranks needs 0)"
-
-    def _share(self, window: int, keys: Sequence[Key], seconds: Numbers) -> None:
-        if self._exchange is None:
-            self._exchange = Exchange(torch_group())
-            if self._exchange.rank == 0:
-                size, options = self._exchange.size, self.options
-                self.comparison = Comparison(size, options.late, options.windows)
-        self._exchange.write(window, keys, seconds)
-        if self.comparison is not None:
-            step = (window + 1) * self.options.every
-            for straggler in self.comparison.compare(step, self._exchange.read(window)):
-                _tell(f"step {step}: {straggler}")
-
     # -- result -----------------------------------------------------------
 
     def op_rows(self) -> list[dict[str, Any]]:
@@ -209,23 +180,22 @@ class StragglersTool(ReportingTool[StragglersOptions]):
         not compared or "", and the ``stragglers``."""
         found = self.comparison.found if self.comparison else []
         return {
-            "windows": self._window,
+            "windows": self._windows,
             "dropped": self._dropped,
             "not_compared": self._not_compared(),
             "stragglers": [attrs.asdict(of) for of in found],
         }
 
     def _not_compared(self) -> str:
-        if self._lost:
-            return self._lost
-        if self._exchange is not None:
-            is_few = self._exchange.size < FEWEST
-            return f"there are fewer than {FEWEST}" if is_few else ""
-        if any(op.namespace.startswith("tensorflow") for op in self._ops):
-            return "TensorFlow's workers have no public channel beside their collectives"
-        if self._window < 2:
-            return "fewer than two windows have ended"
-        return "PyTorch has no group of processes"
+        if self._sharing is None:
+            if any(op.namespace.startswith("tensorflow") for op in self._ops):
+                return "TensorFlow's workers have no public channel beside their collectives"
+            is_short = self._windows < _FEWEST_WINDOWS
+            no_group = "PyTorch has no group of processes"
+            return "fewer than two windows have ended" if is_short else no_group
+        if not self._sharing.lost and self.comparison and not self.comparison.operators:
+            return f"no operator ran on {FEWEST} ranks"
+        return self._sharing.lost
 
     def tables(self) -> Iterable[Table]:
         """The stragglers."""
@@ -234,9 +204,68 @@ class StragglersTool(ReportingTool[StragglersOptions]):
             yield Table(f"stragglers: ranks were not compared: {reason}", (), ())
         if found or not reason:
             ranks = plural(len({of.rank for of in found}), "rank")
-            windows = f"{plural(self._window, 'window')} of {plural(self.options.every, 'step')}"
+            windows = f"{plural(self._windows, 'window')} of {plural(self.options.every, 'step')}"
             lines = [(of.step, str(of)) for of in found]
             yield Table(f"stragglers: {ranks} late, in {windows}", ("step", "late"), lines)
+
+
+class _Sharing(threading.Thread):
+    """Writes the windows of a scope, and compares those of all ranks on the first one.
+
+    Args:
+        tool: the tool.
+        distributed: the module ``torch.distributed``.
+
+    Attributes:
+        windows: those that are to be written; None ends the thread.
+        lost: why they are not compared, or "".
+        is_closing: True from the end of the scope on.
+    """
+
+    def __init__(self, tool: StragglersTool, distributed: Any) -> None:
+        super().__init__(name="amanda stragglers", daemon=True)
+        self.windows: queue.Queue[_Window | None] = queue.Queue(_WAITING)
+        self.lost = ""
+        self.is_closing = False
+        self._tool, self._distributed = tool, distributed
+
+    def run(self) -> None:
+        """Share windows until the scope ends or the store fails."""
+        try:
+            exchange = Exchange(self._distributed)
+            while (window := self.windows.get()) is not None:
+                self._share(exchange, *window)
+        # Whatever happens here, the program goes on; it may end before the tool.
+        except Exception as error:
+            self.lost = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            if not self.is_closing:
+                _tell(f"the ranks' times are no longer exchanged: {self.lost}")
+
+    def _share(
+        self, exchange: Exchange, window: int, keys: Sequence[Key], seconds: Numbers
+    ) -> None:
+        exchange.write(window, keys, seconds)
+        if exchange.rank:
+            is_read = window <= _FEWEST_WINDOWS or exchange.has_reader()
+            self.lost = "" if is_read else "the first rank has no such tool (--ranks needs 0)"
+            return
+        tool, options = self._tool, self._tool.options
+        tool.comparison = tool.comparison or Comparison(
+            exchange.size, options.late, options.windows
+        )
+        ranks = exchange.read(window, lambda: not self.windows.empty())
+        step = window * options.every
+        for straggler in tool.comparison.compare(step, ranks):
+            _tell(f"step {step}: {straggler}")
+
+    def close(self) -> None:
+        """End the thread, unless the store does not answer."""
+        self.is_closing = True
+        # In a forked child it does not run.
+        if self.is_alive():
+            with contextlib.suppress(queue.Full):
+                self.windows.put(None, timeout=_SECONDS)
+                self.join(_SECONDS)
 
 
 def _tell(text: str) -> None:

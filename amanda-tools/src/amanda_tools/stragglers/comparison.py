@@ -112,6 +112,7 @@ class Comparison:
                 not run. Ranks may be missing.
         """
         table = self._table(ranks)
+        table[:, median_of(table) == 0] = np.nan  # of coarse clocks
         median = median_of(table)
         total = np.nansum(median)
         pace = median_of((table / median).T)[:, None]

@@ -10,12 +10,12 @@ connection of its own keeps the exchange apart from the program's.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -26,8 +26,11 @@ from amanda_tools.stragglers.comparison import Key, Numbers
 _TIMEOUT = timedelta(seconds=10)
 """After which a connection, or an answer, is given up."""
 
-_PATIENCE = timedelta(seconds=3)
-"""After which the ranks that have not written are left out."""
+_PATIENCE = 1.0
+"""Seconds after which ranks that have not written are left out, if the next window is there."""
+
+_MOST_MISSES = 3
+"""Windows that a rank has not written, one after the other, after which it is not waited for."""
 
 _KEPT = 4
 """Windows of each rank that stay in the store."""
@@ -60,8 +63,7 @@ class Exchange:
         prefix = f"amanda/stragglers/{attempt}/{next(_SCOPES)}"
         self._store: Any = distributed.PrefixStore(prefix, store)
         self._names: dict[str, Sequence[Key]] = {}
-        # A rank without the tool is waited for once.
-        self._present: Sequence[int] = range(self.size)
+        self._misses = [0] * self.size
         if self.rank == 0:
             self._store.set("reader", "")
 
@@ -80,14 +82,28 @@ class Exchange:
         self._store.set(f"{window}/{self.rank}", digest.encode() + seconds.astype("<f4").tobytes())
         self._store.delete_key(f"{window - _KEPT}/{self.rank}")
 
-    def read(self, window: int) -> dict[int, tuple[Sequence[Key], Numbers]]:
-        """Return the times of the ranks that write them soon."""
+    def read(
+        self, window: int, hurries: Callable[[], bool]
+    ) -> dict[int, tuple[Sequence[Key], Numbers]]:
+        """Return the times of the ranks that have written them, or write them soon.
+
+        Args:
+            window: its number.
+            hurries: whether there is something else to do.
+        """
         keys = [f"{window}/{rank}" for rank in range(self.size)]
-        with contextlib.suppress(RuntimeError):
-            self._store.wait([keys[rank] for rank in self._present], _PATIENCE)
-        self._present = [rank for rank, key in enumerate(keys) if self._store.check([key])]
-        contents = self._store.multi_get([keys[rank] for rank in self._present])
-        return dict(zip(self._present, map(self._read_times, contents), strict=True))
+        began, pause = time.monotonic(), 0.02
+        while True:
+            ranks = [rank for rank, key in enumerate(keys) if self._store.check([key])]
+            missing = {*range(self.size)}.difference(ranks)
+            is_over = hurries() and time.monotonic() - began > _PATIENCE
+            if is_over or all(self._misses[rank] >= _MOST_MISSES for rank in missing):
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, _PATIENCE)
+        self._misses = [self._misses[r] + 1 if r in missing else 0 for r in range(self.size)]
+        contents = self._store.multi_get([keys[rank] for rank in ranks])
+        return dict(zip(ranks, map(self._read_times, contents), strict=True))
 
     def _read_times(self, content: bytes) -> tuple[Sequence[Key], Numbers]:
         digest = content[:_DIGEST].decode()

@@ -80,6 +80,7 @@ class Stopwatch:
         self._window: dict[int, Work] = {}
         self._running: dict[int, list[tuple[int, int, int]]] = collections.defaultdict(list)
         self._switches: dict[int, int] = {}
+        self._interrupted: set[int] = set()
 
     def routines(
         self, number: int, *, waits: bool
@@ -94,6 +95,9 @@ class Stopwatch:
         def start() -> None:
             if self._sync:
                 synchronize()
+            if number in self._interrupted:
+                # The question after it is then about this execution only.
+                self._was_switched()
             running = self._running[threading.get_ident()]
             running.append((number, time.perf_counter_ns(), time.thread_time_ns()))
 
@@ -115,9 +119,10 @@ class Stopwatch:
             if self._sync:
                 processor = duration
             beside = duration - processor
-            beside = beside if beside > _NOTICEABLE else 0
-            is_kept = not (beside and self._was_switched())
-            work = Work(1, duration, [processor], [beside] if is_kept else [])
+            work = Work(1, duration, [processor], [0])
+            if beside > _NOTICEABLE:
+                self._interrupted.add(number)
+                work.beside = [] if self._was_switched() else [beside]
             self._step.setdefault(number, Work()).add(work)
 
         return start, stop
@@ -138,7 +143,7 @@ class Stopwatch:
         """Add the executions since the last step to the window."""
         step, self._step = self._step, {}
         self._running.clear()  # of operators that have raised
-        for number, work in step.items():
+        for number, work in list(step.items()):  # other threads may add
             self._window.setdefault(number, Work()).add(work)
 
     def take(self) -> Mapping[int, Work]:
