@@ -180,6 +180,27 @@ def test_mistakes_are_told_before_the_first_run(
     assert not Path("out").exists()
 
 
+@pytest.mark.parametrize(
+    ("earlier", "options"),
+    [
+        ("inject_seed=0/inject_bit=3", "seed=0..9"),
+        ("inject_seed=0", "seed=0..1,bit=3++7"),
+        ("inject_seed=0/inject_rate=1", "seed=0..1,bit=3++7"),
+    ],
+)
+def test_runs_of_another_sweep_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any, earlier: str, options: str
+) -> None:
+    """Of one that has fewer options, or more, or others: the new one is refused."""
+    monkeypatch.chdir(tmp_path)
+    Path("p.py").touch()
+    Path("out", earlier).mkdir(parents=True)
+    Path("out", earlier, "errors.txt").touch()
+    assert main(["sweep", "-t", f"inject:{options}", "-o", "out", "p.py"]) == 2
+    assert f"out has runs of another sweep, {earlier}; name another" in capfd.readouterr().err
+    assert Path("out", earlier, "errors.txt").exists()
+
+
 def test_runs_are_tasks_of_a_cluster(
     amanda: Command, tmp_path: Path, script: Callable[[str], Path]
 ) -> None:

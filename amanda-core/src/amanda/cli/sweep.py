@@ -155,9 +155,13 @@ def _check_others(folder: Path, name: str) -> None:
         UsageError: it has.
     """
     run.check_folder(folder)
-    for other in folder.glob("*=*"):
-        if other.name.partition("=")[0] != name.partition("=")[0]:
-            raise run.UsageError(f"{folder} has runs of another sweep, {other.name}; name another")
+    keys = [part.partition("=")[0] for part in name.split("/")]
+    for depth in range(1, len(keys) + 2):
+        for other in folder.glob("/".join(["*=*"] * depth)):
+            is_other = [other.name.partition("=")[0]] != keys[depth - 1 : depth]
+            if is_other or (depth < len(keys) and (other / ERRORS).exists()):
+                place = other.relative_to(folder).as_posix()
+                raise run.UsageError(f"{folder} has runs of another sweep, {place}; name another")
 
 
 async def _run_all(runs: Mapping[str, Run], start: Start, limit: int, retries: int) -> int:
