@@ -74,6 +74,18 @@ def test_tools_run_some_steps(train: Train, tmp_path: Path, capsys: Any) -> None
     assert (summary["steps"], summary["forward"]) == (4, 12)
 
 
+def test_tables_count_the_steps_of_the_tools(train: Train, tmp_path: Path) -> None:
+    """And not those before them, in a second time too."""
+    pytest.importorskip("duckdb")
+    from amanda_tools.tables import query
+
+    words = ("--trigger", str(tmp_path / "go"), "--steps", "3", "--format", "parquet")
+    train(14, {1: "3", 8: "10"}, *words, "--flush", "2")
+    sql = "SELECT step, count, sum FROM count WHERE type = 'relu' AND direction = 'forward'"
+    table, _ = query(str(tmp_path / "out"), f"{sql} ORDER BY step")
+    assert table.rows == [(5, 2, 2.0), (6, 1, 1.0), (12, 2, 2.0), (13, 1, 1.0)]
+
+
 def test_a_step_of_inference_ends_with_the_next_pass(train: Train, tmp_path: Path) -> None:
     """Which the tools see from its begin on, and at the end not at all."""
     train(9, {1: "3"}, "--trigger", str(tmp_path / "go"), "--steps", "4", trains=False)
