@@ -151,6 +151,22 @@ def test_json_is_asked_in_the_same_way(amanda: Command, tmp_path: Path, program:
     assert ask(tmp_path / "json", by_rank) == places
 
 
+def test_what_is_no_run_of_a_sweep_stays_beside_results(
+    amanda: Command, tmp_path: Path, program: str
+) -> None:
+    """A folder or file with an equals sign in its name."""
+    amanda("run", "-t", "count", "-o", "out", program, "3", "-1")
+    (tmp_path / "out" / "count.json").rename(tmp_path / "out" / "count-rank0.json")
+    (tmp_path / "out" / "lr=0.1").mkdir()
+    (tmp_path / "out" / "x=1.txt").touch()
+    assert ask(tmp_path / "out", "SELECT DISTINCT step FROM count") == [(3,)]
+    assert main(["merge", str(tmp_path / "out")]) == 0
+    assert not (tmp_path / "out" / "count.parquet").exists()
+    part(tmp_path, 0)
+    (tmp_path / "lr=0.1").mkdir()
+    assert main(["merge", str(tmp_path)]) == 0
+
+
 def test_views_name_the_worst_rank(tmp_path: Path) -> None:
     """By operator, rank, pipeline stage and step, each of a table and a figure."""
     for rank in (0, 1):

@@ -23,6 +23,7 @@ from pathlib import Path
 from amanda.cli import grammar, pages, program, run
 from amanda.cli.messages import WRONG_USAGE, CommandParser, complain, loading_plugins
 from amanda.errors import AmandaError
+from amanda.files import ERRORS
 from amanda.python.text import printable
 from amanda.registry import plugins
 
@@ -42,8 +43,8 @@ Start = Callable[[Sequence[str], Path], Awaitable[int]]
 """Runs Python with arguments, and writes what it prints into files of a folder; returns the exit
 status. If the task of asyncio is cancelled, the process ends."""
 
-OUTPUT, ERRORS = "output.txt", "errors.txt"
-"""The files."""
+OUTPUT = "output.txt"
+"""The file of its output; that of errors is :data:`~amanda.files.ERRORS`."""
 
 
 def main(arguments: Sequence[str]) -> int:

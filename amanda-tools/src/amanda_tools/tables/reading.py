@@ -24,6 +24,7 @@ from amanda.files import (
     read_json,
     read_result,
     result_files,
+    sweep_runs,
 )
 from amanda.results import RunReport, Table, ToolReport, listed
 from amanda_tools.tables.rows import COLUMNS, copy_to, create_table, quoted, rows_of, write_rows
@@ -278,7 +279,7 @@ def _find(tables: _Tables, folder: str, spare: Path, *, merged: bool) -> None:
         return
     runs, base = {"": folder}, Path(folder)
     if "://" not in folder:
-        found = _runs(base)
+        found = sweep_runs(base) or [base]
         runs = {"/".join((*run.relative_to(base).parts, "")): run.as_posix() for run in found}
     if "" not in runs:
         tables.views = {}
@@ -290,12 +291,6 @@ def _find(tables: _Tables, folder: str, spare: Path, *, merged: bool) -> None:
         name = Path(path).stem
         if name not in tables.files or (merged and _is_newest(path, tables.files[name])):
             tables.files[name] = [path]
-
-
-def _runs(folder: Path) -> list[Path]:
-    """The folders of the runs of a sweep, ``flops_by=op/flops_batch=8``; else the folder itself."""
-    options = [path for path in sorted(folder.glob("*=*")) if not path.match("rank=*")]
-    return [run for path in options if path.is_dir() for run in _runs(path)] or [folder]
 
 
 def _find_run(
