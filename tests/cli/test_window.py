@@ -98,7 +98,8 @@ def test_ranks_agree_on_a_step(tmp_path: Path, monkeypatch: Any, capfd: Any) -> 
     after that, and the file is removed."""
     now = 100.0
     monkeypatch.setattr("amanda.cli.window.time.monotonic", lambda: now)
-    path = tmp_path / "trigger"
+    path = tmp_path / "out" / "trigger"
+    path.parent.mkdir()
     path.write_text("7")
     ranks = [Trigger(path, is_signalled=n == 0) for n in range(2)]
     assert not path.exists()
@@ -129,6 +130,14 @@ def test_ranks_agree_on_a_step(tmp_path: Path, monkeypatch: Any, capfd: Any) -> 
     steps(1130, 1.0)
     steps(1140, 1.0)
     assert capfd.readouterr().err.count("does not have the number of a step: now") == 2
+    path.write_text("9" * 5000)
+    steps(1150, 1.0)
+    assert capfd.readouterr().err.count("does not have the number of a step: 999") == 2
+    path.unlink()
+    path.parent.rmdir()
+    signal.raise_signal(signal.SIGUSR1)
+    steps(1160, 1.0)
+    assert "warning: [Errno 2] No such file or directory" in capfd.readouterr().err
     ranks[0].close()
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -138,10 +147,10 @@ def test_ranks_agree_on_a_step(tmp_path: Path, monkeypatch: Any, capfd: Any) -> 
 
 
 def test_what_does_not_fit_is_said(train: Train, tmp_path: Path, capfd: Any) -> None:
-    """Nothing has triggered the tools, or this rank has read too late when; options that miss."""
+    """The tools have not begun, or this rank has read too late when; options that miss."""
     file = ("--trigger", str(tmp_path / "go"))
     train(4, {2: "70"}, *file)
-    assert "warning: nothing has triggered the tools\n" in capfd.readouterr().err
+    assert "warning: the program ended before the tools began\n" in capfd.readouterr().err
     assert not list((tmp_path / "out").iterdir())
     train(6, {4: "1"}, *file)
     assert "warning: the tools begin after step 5, not 1\n" in capfd.readouterr().err
