@@ -158,6 +158,7 @@ def test_an_interrupt_ends_all_runs(
     [
         (("-t", "inject", "p.py"), "these options give 1 runs; seed=0..9 or bit=3++7 gives"),
         (("-t", "inject:seed=3..1", "p.py"), "these options give 0 runs"),
+        (("-t", "inject:seed=0..99999999", "p.py"), "has 100000000 values; 100000 at most are"),
         (("-t", "inject:seed=0++x", "p.py"), "option seed=x of tool inject is not of the"),
         (("-t", "inject:nothing=0..1", "p.py"), "tool inject has no option 'nothing'"),
         (("-t", "inject:seed=0..1", "--evry", "2", "p.py"), "--evry"),

@@ -34,8 +34,6 @@ Run a program once for each combination of values of tools' options: in -t, seed
 option ten values, bit=3++7 two. Other options are those of amanda run. With RAY_ADDRESS the runs
 are tasks of that cluster of Ray."""
 
-_MOST_RUNS = 100_000
-
 Run = tuple[Sequence[str], Path]
 """The arguments of Python, and the folder of the results."""
 
@@ -112,7 +110,7 @@ def _tasks(texts: Sequence[str]) -> dict[str, str]:
         for option, value in spec.options.items()
     ]
     count = math.prod(len(values) for _, values in options)
-    if not 1 < count <= _MOST_RUNS:
+    if not 1 < count <= grammar.MOST_RUNS:
         raise run.UsageError(
             f"these options give {count} runs; seed=0..9 or bit=3++7 gives an option several values"
         )
