@@ -306,6 +306,8 @@ def test_without_duckdb_the_program_does_not_begin(
     assert refused.stderr.endswith("pip install 'amanda-tools[scale]'\n")
     assert refused.stderr.count("\n") == 1
     assert "pip install" in amanda("query", ".", PYTHONPATH=path).stderr
+    swept = ("sweep", "-t", "largest:digits=0..1", "--format", "parquet", *words[2:])
+    assert amanda(*swept, PYTHONPATH=path).returncode == 2
     usual = amanda("run", *words, PYTHONPATH=path, RANK="0", WORLD_SIZE="9")
     assert usual.stdout.startswith("begun\n")
     assert "will be JSON" in usual.stderr

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         options = [*others, "-t", tools, "-o", str(folder)]
         runs[name] = ["-m", "amanda", "run", *options, "--", *words], folder
     # Ended like by Ctrl-C, which ends the runs before.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    earlier = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     limit = given.jobs or (len(runs) if cluster else 1)
     start = cluster.run if cluster else run_here
     try:
@@ -76,6 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         if cluster:
             cluster.close()
+        signal.signal(signal.SIGTERM, earlier)
     ending = f", {failed} failed" if failed else ""
     print(printable(f"amanda: {len(runs)} runs in {given.output}{ending}"))
     return 1 if failed else 0
@@ -138,7 +139,7 @@ def _check(tasks: Iterable[str], others: Sequence[str], words: Sequence[str]) ->
     Raises:
         ProgramError, UsageError, AmandaError: something is wrong.
     """
-    run.parse_options(others, words)
+    run.check_options(run.parse_options(others, words))
     target = program.parse(words)
     target.check()
     if target.kind == "input":
