@@ -167,6 +167,21 @@ def test_what_is_no_run_of_a_sweep_stays_beside_results(
     assert main(["merge", str(tmp_path)]) == 0
 
 
+def test_other_columns_are_left_out(tmp_path: Path) -> None:
+    """Of the first part only, and of folders above those of results."""
+    folder = tmp_path / "lr=0.1" / "out"
+    path = part(folder, 0)
+    part(folder, 1)
+    copy = path.with_name("copy")
+    duckdb.connect().execute(copy_to(copy, f"SELECT *, 1 AS more FROM '{path}'"))
+    copy.rename(path)
+    table = query(str(folder), "FROM count")[0]
+    assert "more" not in table.columns
+    assert "lr" not in table.columns
+    assert len(table.rows) == 2
+    assert merge(str(folder)) == (["count.parquet"], [])
+
+
 def test_views_name_the_worst_rank(tmp_path: Path) -> None:
     """By operator, rank, pipeline stage and step, each of a table and a figure."""
     for rank in (0, 1):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -158,22 +158,26 @@ class _Tables:
         files: of each table.
         problems: what is left out, a line for each.
         views: those that are ready; none of a sweep, whose runs have ranks of their own.
+        options: columns of a sweep, which its paths have.
     """
 
     connection: duckdb.DuckDBPyConnection
     files: dict[str, list[str]] = attrs.field(factory=dict)
     problems: list[str] = attrs.field(factory=list)
     views: Mapping[str, tuple[str, str]] = attrs.field(factory=lambda: VIEWS)
+    options: Sequence[str] = ()
 
     def source(self, name: str) -> str:
-        """The rows of a table in SQL; of a sweep with its options, which paths have."""
+        """The rows of a table in SQL; of a sweep with its options."""
         files = ", ".join(map(quoted, self.files[name]))
-        options = "hive_partitioning = true, hive_types = {rank: INTEGER}"
-        if not PART.fullmatch(self.files[name][0]):
-            options = "hive_partitioning = false"
-        columns = ", ".join(f"{column}::{kind} AS {column}" for column, kind in COLUMNS.items())
-        others = f"* EXCLUDE (rank, {', '.join(COLUMNS)})"
-        return f"(SELECT rank, {columns}, {others} FROM read_parquet([{files}], {options}))"
+        columns = ["rank", *(f"{column}::{kind} AS {column}" for column, kind in COLUMNS.items())]
+        if PART.fullmatch(self.files[name][0]):
+            reading = "hive_partitioning = true, hive_types = {rank: INTEGER}"
+            columns += [f'"{option}"' for option in self.options]
+        else:
+            reading = "hive_partitioning = false"
+            columns.append(f"* EXCLUDE (rank, {', '.join(COLUMNS)})")
+        return f"(SELECT {', '.join(columns)} FROM read_parquet([{files}], {reading}))"
 
     def rows(self, query: str) -> list[Any]:
         """The rows of the answer to a query."""
@@ -283,6 +287,8 @@ def _find(tables: _Tables, folder: str, spare: Path, *, merged: bool) -> None:
         runs = {"/".join((*run.relative_to(base).parts, "")): run.as_posix() for run in found}
     if "" not in runs:
         tables.views = {}
+        parts = next(iter(runs)).rstrip("/").split("/")
+        tables.options = [part.partition("=")[0] for part in parts]
     ranks: list[dict[str, Any]] = []
     for place, run in runs.items():
         _find_run(tables, run, place, spare, ranks)
