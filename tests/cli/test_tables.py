@@ -260,6 +260,7 @@ def _described(what: str, **about: Any) -> Callable[[Path], str]:
         _described("count: clocks differ by 40 s, see clock_offset", clock_offset=40.0),
         _described("count: rows were not written on rank 1", rows_dropped=3),
         _described("count: no table of rank 2, 3", rank={"number": 1, "count": 4}),
+        _described("count: clocks differ by", clock_offset=9.0, rank={"number": 1, "count": [2]}),
         _described("count: parts of an earlier run, which had ended, are", first_part=1),
     ],
 )  # fmt: skip

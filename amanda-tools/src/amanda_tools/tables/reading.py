@@ -372,8 +372,8 @@ def _header(tables: _Tables, path: str) -> dict[str, Any]:
 
 def _compare(headers: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     """Yield what the headers of a tool's ranks say of what is missing or does not fit."""
-    counts = {h["rank"].get("count") for h in headers.values() if "rank" in h}
-    known = [count for count in counts if type(count) is int]
+    counts = [h["rank"].get("count") for h in headers.values() if "rank" in h]
+    known = {count for count in counts if type(count) is int}
     if missing := set(range(min(max(known, default=0), 1_000_000))) - headers.keys():
         yield f"no table of rank {listed(missing)}"
     if len(known) > 1:
