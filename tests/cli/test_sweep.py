@@ -158,9 +158,11 @@ def test_an_interrupt_ends_all_runs(
     [
         (("-t", "inject", "p.py"), "these options give 1 runs; seed=0..9 or bit=3++7 gives"),
         (("-t", "inject:seed=3..1", "p.py"), "these options give 0 runs"),
+        (("-t", "inject:seed=0..99999999", "p.py"), "has 100000000 values; 100000 at most are"),
         (("-t", "inject:seed=0++x", "p.py"), "option seed=x of tool inject is not of the"),
         (("-t", "inject:nothing=0..1", "p.py"), "tool inject has no option 'nothing'"),
         (("-t", "inject:seed=0..1", "--evry", "2", "p.py"), "--evry"),
+        (("-t", "inject:seed=0..1", "--steps", "3", "p.py"), "--steps is for --trigger"),
         (("-t", "inject:seed=0..1", "q.py"), "can't open file 'q.py'"),
         (("-t", "inject:seed=0..1", "-"), "standard input can be read once only"),
         (("-t", "inject:seed=0..1"), "no program is given"),
@@ -178,6 +180,38 @@ def test_mistakes_are_told_before_the_first_run(
     assert err.count("\n") == 1
     assert said in err
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("earlier", "options"),
+    [
+        ("inject_seed=0/inject_bit=3", "seed=0..9"),
+        ("inject_seed=0", "seed=0..1,bit=3++7"),
+        ("inject_seed=0/inject_rate=1", "seed=0..1,bit=3++7"),
+    ],
+)
+def test_runs_of_another_sweep_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any, earlier: str, options: str
+) -> None:
+    """Of one that has fewer options, or more, or others: the new one is refused."""
+    monkeypatch.chdir(tmp_path)
+    Path("p.py").touch()
+    Path("out", earlier).mkdir(parents=True)
+    Path("out", earlier, "errors.txt").touch()
+    assert main(["sweep", "-t", f"inject:{options}", "-o", "out", "p.py"]) == 2
+    assert f"out has runs of another sweep, {earlier}; name another" in capfd.readouterr().err
+    assert Path("out", earlier, "errors.txt").exists()
+
+
+def test_the_handler_of_a_signal_is_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a sweep, whatever its status."""
+    monkeypatch.chdir(tmp_path)
+    Path("p.py").touch()
+    earlier = signal.getsignal(signal.SIGTERM)
+    assert main(["sweep", "-t", "inject:seed=0..1", "-o", "out", "--retries", "0", "p.py"]) == 1
+    assert signal.getsignal(signal.SIGTERM) == earlier
 
 
 def test_runs_are_tasks_of_a_cluster(

@@ -151,6 +151,37 @@ def test_json_is_asked_in_the_same_way(amanda: Command, tmp_path: Path, program:
     assert ask(tmp_path / "json", by_rank) == places
 
 
+def test_what_is_no_run_of_a_sweep_stays_beside_results(
+    amanda: Command, tmp_path: Path, program: str
+) -> None:
+    """A folder or file with an equals sign in its name."""
+    amanda("run", "-t", "count", "-o", "out", program, "3", "-1")
+    (tmp_path / "out" / "count.json").rename(tmp_path / "out" / "count-rank0.json")
+    (tmp_path / "out" / "lr=0.1").mkdir()
+    (tmp_path / "out" / "x=1.txt").touch()
+    assert ask(tmp_path / "out", "SELECT DISTINCT step FROM count") == [(3,)]
+    assert main(["merge", str(tmp_path / "out")]) == 0
+    assert not (tmp_path / "out" / "count.parquet").exists()
+    part(tmp_path, 0)
+    (tmp_path / "lr=0.1").mkdir()
+    assert main(["merge", str(tmp_path)]) == 0
+
+
+def test_other_columns_are_left_out(tmp_path: Path) -> None:
+    """Of the first part only, and of folders above those of results."""
+    folder = tmp_path / "lr=0.1" / "out"
+    path = part(folder, 0)
+    part(folder, 1)
+    copy = path.with_name("copy")
+    duckdb.connect().execute(copy_to(copy, f"SELECT *, 1 AS more FROM '{path}'"))
+    copy.rename(path)
+    table = query(str(folder), "FROM count")[0]
+    assert "more" not in table.columns
+    assert "lr" not in table.columns
+    assert len(table.rows) == 2
+    assert merge(str(folder)) == (["count.parquet"], [])
+
+
 def test_views_name_the_worst_rank(tmp_path: Path) -> None:
     """By operator, rank, pipeline stage and step, each of a table and a figure."""
     for rank in (0, 1):
@@ -229,6 +260,7 @@ def _described(what: str, **about: Any) -> Callable[[Path], str]:
         _described("count: clocks differ by 40 s, see clock_offset", clock_offset=40.0),
         _described("count: rows were not written on rank 1", rows_dropped=3),
         _described("count: no table of rank 2, 3", rank={"number": 1, "count": 4}),
+        _described("count: clocks differ by", clock_offset=9.0, rank={"number": 1, "count": [2]}),
         _described("count: parts of an earlier run, which had ended, are", first_part=1),
     ],
 )  # fmt: skip
@@ -290,6 +322,8 @@ def test_without_duckdb_the_program_does_not_begin(
     assert refused.stderr.endswith("pip install 'amanda-tools[scale]'\n")
     assert refused.stderr.count("\n") == 1
     assert "pip install" in amanda("query", ".", PYTHONPATH=path).stderr
+    swept = ("sweep", "-t", "largest:digits=0..1", "--format", "parquet", *words[2:])
+    assert amanda(*swept, PYTHONPATH=path).returncode == 2
     usual = amanda("run", *words, PYTHONPATH=path, RANK="0", WORLD_SIZE="9")
     assert usual.stdout.startswith("begun\n")
     assert "will be JSON" in usual.stderr

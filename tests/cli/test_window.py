@@ -74,6 +74,18 @@ def test_tools_run_some_steps(train: Train, tmp_path: Path, capsys: Any) -> None
     assert (summary["steps"], summary["forward"]) == (4, 12)
 
 
+def test_tables_count_the_steps_of_the_tools(train: Train, tmp_path: Path) -> None:
+    """And not those before them, in a second time too."""
+    pytest.importorskip("duckdb")
+    from amanda_tools.tables import query
+
+    words = ("--trigger", str(tmp_path / "go"), "--steps", "3", "--format", "parquet")
+    train(14, {1: "3", 8: "10"}, *words, "--flush", "2")
+    sql = "SELECT step, count, sum FROM count WHERE type = 'relu' AND direction = 'forward'"
+    table, _ = query(str(tmp_path / "out"), f"{sql} ORDER BY step")
+    assert table.rows == [(5, 2, 2.0), (6, 1, 1.0), (12, 2, 2.0), (13, 1, 1.0)]
+
+
 def test_a_step_of_inference_ends_with_the_next_pass(train: Train, tmp_path: Path) -> None:
     """Which the tools see from its begin on, and at the end not at all."""
     train(9, {1: "3"}, "--trigger", str(tmp_path / "go"), "--steps", "4", trains=False)
@@ -86,7 +98,8 @@ def test_ranks_agree_on_a_step(tmp_path: Path, monkeypatch: Any, capfd: Any) -> 
     after that, and the file is removed."""
     now = 100.0
     monkeypatch.setattr("amanda.cli.window.time.monotonic", lambda: now)
-    path = tmp_path / "trigger"
+    path = tmp_path / "out" / "trigger"
+    path.parent.mkdir()
     path.write_text("7")
     ranks = [Trigger(path, is_signalled=n == 0) for n in range(2)]
     assert not path.exists()
@@ -117,6 +130,14 @@ def test_ranks_agree_on_a_step(tmp_path: Path, monkeypatch: Any, capfd: Any) -> 
     steps(1130, 1.0)
     steps(1140, 1.0)
     assert capfd.readouterr().err.count("does not have the number of a step: now") == 2
+    path.write_text("9" * 5000)
+    steps(1150, 1.0)
+    assert capfd.readouterr().err.count("does not have the number of a step: 999") == 2
+    path.unlink()
+    path.parent.rmdir()
+    signal.raise_signal(signal.SIGUSR1)
+    steps(1160, 1.0)
+    assert "warning: [Errno 2] No such file or directory" in capfd.readouterr().err
     ranks[0].close()
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -126,10 +147,10 @@ def test_ranks_agree_on_a_step(tmp_path: Path, monkeypatch: Any, capfd: Any) -> 
 
 
 def test_what_does_not_fit_is_said(train: Train, tmp_path: Path, capfd: Any) -> None:
-    """Nothing has triggered the tools, or this rank has read too late when; options that miss."""
+    """The tools have not begun, or this rank has read too late when; options that miss."""
     file = ("--trigger", str(tmp_path / "go"))
     train(4, {2: "70"}, *file)
-    assert "warning: nothing has triggered the tools\n" in capfd.readouterr().err
+    assert "warning: the program ended before the tools began\n" in capfd.readouterr().err
     assert not list((tmp_path / "out").iterdir())
     train(6, {4: "1"}, *file)
     assert "warning: the tools begin after step 5, not 1\n" in capfd.readouterr().err

@@ -31,6 +31,8 @@ _CLOSED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 LARGEST_TEXT = 4_000_000_000
 """Bytes of a text file that is read; more is refused before anything of it is in memory."""
 
+ERRORS = "errors.txt"
+"""What a run of a sweep has printed as errors, in its folder."""
 
 _RESULT = re.compile(r"(?P<stem>.+?)(-rank(?P<rank>[0-9]{1,9}))?(?P<rest>(\.timeline)?\.json)")
 
@@ -313,6 +315,14 @@ def result_files(folder: Path) -> Iterator[tuple[str, int | None, Path]]:
         if found := _RESULT.fullmatch(path.name):
             rank = found["rank"]
             yield found["stem"] + found["rest"], None if rank is None else int(rank), path
+
+
+def sweep_runs(folder: Path) -> list[Path]:
+    """The folders of the runs of a sweep, ``flops_by=op/flops_batch=8``."""
+    found = []
+    for path in sorted(folder.glob("*=*")):
+        found += [path] if (path / ERRORS).exists() else sweep_runs(path)
+    return found
 
 
 def read_result(path: str | os.PathLike[str]) -> Mapping[str, Any] | None:

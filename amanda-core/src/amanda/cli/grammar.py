@@ -15,6 +15,9 @@ from collections.abc import Iterable
 
 import attrs
 
+MOST_RUNS = 100_000
+"""Of a sweep, and values of one option."""
+
 _NAME = re.compile(r"([A-Za-z_][\w.-]*/)?[A-Za-z_][\w.-]*")
 
 
@@ -84,11 +87,18 @@ def split_list(value: str) -> list[str]:
 
 
 def alternatives(value: str) -> list[str]:
-    """The values that a sweep gives an option, still escaped: of ``3++7``, and of ``0..9``."""
+    """The values that a sweep gives an option, still escaped: of ``3++7``, and of ``0..9``.
+
+    Raises:
+        GrammarError: there are too many.
+    """
     found: list[str] = []
     for part in _split(value, "++"):
         if ends := re.fullmatch(r"(-?\d{1,9})\.\.(-?\d{1,9})", part):
-            found += map(str, range(int(ends[1]), int(ends[2]) + 1))
+            numbers = range(int(ends[1]), int(ends[2]) + 1)
+            if len(numbers) > MOST_RUNS:
+                raise GrammarError(f"{part} has {len(numbers)} values; {MOST_RUNS} at most are run")
+            found += map(str, numbers)
         else:
             found.append(part)
     return list(dict.fromkeys(found))

@@ -16,7 +16,7 @@ from typing import Any
 from amanda.cli import pages
 from amanda.cli.messages import CommandParser, complain
 from amanda.errors import AmandaError, FileError
-from amanda.files import read_json, read_result, result_files, write_json
+from amanda.files import read_json, read_result, result_files, sweep_runs, write_json
 from amanda.python.text import printable
 from amanda.registry import plugins
 from amanda.results import listed
@@ -73,8 +73,7 @@ def _merge_tables(folder: str, left_out: list[str]) -> list[str]:
         AmandaError: they cannot be read or written.
     """
     has_tables = "://" in folder or any(Path(folder).glob("*/rank=*"))
-    # Of a sweep: DIR/inject_seed=3.
-    if not has_tables and not any(Path(folder).glob("*=*")):
+    if not has_tables and not sweep_runs(Path(folder)):
         return []
     names, problems = plugins.table_store("amanda merge").merge(folder)
     left_out += problems

@@ -194,7 +194,8 @@ class Report:
 
     def _explain_none(self, window: Window) -> None:
         """Say why there are no results, if there have been none before."""
-        why = f"error: {self.error}" if self.error else "warning: nothing has triggered the tools"
+        unbegun = "warning: the program ended before the tools began"
+        why = f"error: {self.error}" if self.error else unbegun
         if not (self.rank.number or self.has_failed or window.seconds):
             self.complain(why)
 

@@ -330,6 +330,19 @@ def check_settings() -> None:
             raise UsageError(reason)
 
 
+def check_options(given: argparse.Namespace) -> None:
+    """Check what `amanda sweep` checks once for all of its runs.
+
+    Raises:
+        UsageError: options do not fit.
+        AmandaError: something that tables need is not installed.
+    """
+    if given.steps and given.trigger is None:
+        raise UsageError("--steps is for --trigger")
+    if given.format == "parquet":
+        plugins.table_store("--format parquet")
+
+
 def create_report(given: argparse.Namespace, rank: Rank) -> Report:
     """Create the tools, and the report that writes their results.
 
@@ -341,6 +354,7 @@ def create_report(given: argparse.Namespace, rank: Rank) -> Report:
         UsageError: an option is wrong.
         AmandaError: a tool's package is broken.
     """
+    check_options(given)
     usual = plugins.page_tools() if given.html and not given.tool else []
     tools = create_tools(given.tool or usual, given.full)
     op_filter = OpFilter(given.ops or (), given.modules or (), given.every, given.skip)
@@ -374,8 +388,6 @@ def _window_of(report: Report, given: argparse.Namespace) -> Window | None:
     """
     is_staged = given.ranks is _one_per_stage
     if given.trigger is None:
-        if given.steps:
-            raise UsageError("--steps is for --trigger")
         if not is_staged:
             return None
         begins: Callable[[int], bool] = (1).__eq__

@@ -23,6 +23,7 @@ from pathlib import Path
 from amanda.cli import grammar, pages, program, run
 from amanda.cli.messages import WRONG_USAGE, CommandParser, complain, loading_plugins
 from amanda.errors import AmandaError
+from amanda.files import ERRORS
 from amanda.python.text import printable
 from amanda.registry import plugins
 
@@ -33,8 +34,6 @@ Run a program once for each combination of values of tools' options: in -t, seed
 option ten values, bit=3++7 two. Other options are those of amanda run. With RAY_ADDRESS the runs
 are tasks of that cluster of Ray."""
 
-_MOST_RUNS = 100_000
-
 Run = tuple[Sequence[str], Path]
 """The arguments of Python, and the folder of the results."""
 
@@ -42,8 +41,8 @@ Start = Callable[[Sequence[str], Path], Awaitable[int]]
 """Runs Python with arguments, and writes what it prints into files of a folder; returns the exit
 status. If the task of asyncio is cancelled, the process ends."""
 
-OUTPUT, ERRORS = "output.txt", "errors.txt"
-"""The files."""
+OUTPUT = "output.txt"
+"""The file of its output; that of errors is :data:`~amanda.files.ERRORS`."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         options = [*others, "-t", tools, "-o", str(folder)]
         runs[name] = ["-m", "amanda", "run", *options, "--", *words], folder
     # Ended like by Ctrl-C, which ends the runs before.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    earlier = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     limit = given.jobs or (len(runs) if cluster else 1)
     start = cluster.run if cluster else run_here
     try:
@@ -77,6 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         if cluster:
             cluster.close()
+        signal.signal(signal.SIGTERM, earlier)
     ending = f", {failed} failed" if failed else ""
     print(printable(f"amanda: {len(runs)} runs in {given.output}{ending}"))
     return 1 if failed else 0
@@ -111,7 +111,7 @@ def _tasks(texts: Sequence[str]) -> dict[str, str]:
         for option, value in spec.options.items()
     ]
     count = math.prod(len(values) for _, values in options)
-    if not 1 < count <= _MOST_RUNS:
+    if not 1 < count <= grammar.MOST_RUNS:
         raise run.UsageError(
             f"these options give {count} runs; seed=0..9 or bit=3++7 gives an option several values"
         )
@@ -139,7 +139,7 @@ def _check(tasks: Iterable[str], others: Sequence[str], words: Sequence[str]) ->
     Raises:
         ProgramError, UsageError, AmandaError: something is wrong.
     """
-    run.parse_options(others, words)
+    run.check_options(run.parse_options(others, words))
     target = program.parse(words)
     target.check()
     if target.kind == "input":
@@ -155,9 +155,13 @@ def _check_others(folder: Path, name: str) -> None:
         UsageError: it has.
     """
     run.check_folder(folder)
-    for other in folder.glob("*=*"):
-        if other.name.partition("=")[0] != name.partition("=")[0]:
-            raise run.UsageError(f"{folder} has runs of another sweep, {other.name}; name another")
+    keys = [part.partition("=")[0] for part in name.split("/")]
+    for depth in range(1, len(keys) + 2):
+        for other in folder.glob("/".join(["*=*"] * depth)):
+            is_other = [other.name.partition("=")[0]] != keys[depth - 1 : depth]
+            if is_other or (depth < len(keys) and (other / ERRORS).exists()):
+                place = other.relative_to(folder).as_posix()
+                raise run.UsageError(f"{folder} has runs of another sweep, {place}; name another")
 
 
 async def _run_all(runs: Mapping[str, Run], start: Start, limit: int, retries: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +88,7 @@ class Trigger:
             try:
                 self._look(ended)
             except (AmandaError, OSError) as error:
-                if self.path.exists():
+                if self._is_asked or self.path.exists():
                     self._warn(str(error))
         if ended < self._begin:
             return False
@@ -103,7 +104,7 @@ class Trigger:
             AmandaError, OSError: it is not there, or cannot be read or written.
         """
         text = read_text(self.path).strip() if self.path.exists() or not self._is_asked else ""
-        number = int(text) if text.isdecimal() else -1
+        number = int(text) if re.fullmatch(r"[0-9]{1,15}", text) else -1
         if not text or (self._is_asked and number <= ended):
             with replaced(self.path) as file:
                 file.write(f"{ended + 2 + math.ceil(_AHEAD * self._rate)}\n")

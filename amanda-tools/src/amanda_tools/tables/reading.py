@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from amanda.files import (
     read_json,
     read_result,
     result_files,
+    sweep_runs,
 )
 from amanda.results import RunReport, Table, ToolReport, listed
 from amanda_tools.tables.rows import COLUMNS, copy_to, create_table, quoted, rows_of, write_rows
@@ -157,22 +158,26 @@ class _Tables:
         files: of each table.
         problems: what is left out, a line for each.
         views: those that are ready; none of a sweep, whose runs have ranks of their own.
+        options: columns of a sweep, which its paths have.
     """
 
     connection: duckdb.DuckDBPyConnection
     files: dict[str, list[str]] = attrs.field(factory=dict)
     problems: list[str] = attrs.field(factory=list)
     views: Mapping[str, tuple[str, str]] = attrs.field(factory=lambda: VIEWS)
+    options: Sequence[str] = ()
 
     def source(self, name: str) -> str:
-        """The rows of a table in SQL; of a sweep with its options, which paths have."""
+        """The rows of a table in SQL; of a sweep with its options."""
         files = ", ".join(map(quoted, self.files[name]))
-        options = "hive_partitioning = true, hive_types = {rank: INTEGER}"
-        if not PART.fullmatch(self.files[name][0]):
-            options = "hive_partitioning = false"
-        columns = ", ".join(f"{column}::{kind} AS {column}" for column, kind in COLUMNS.items())
-        others = f"* EXCLUDE (rank, {', '.join(COLUMNS)})"
-        return f"(SELECT rank, {columns}, {others} FROM read_parquet([{files}], {options}))"
+        columns = ["rank", *(f"{column}::{kind} AS {column}" for column, kind in COLUMNS.items())]
+        if PART.fullmatch(self.files[name][0]):
+            reading = "hive_partitioning = true, hive_types = {rank: INTEGER}"
+            columns += [f'"{option}"' for option in self.options]
+        else:
+            reading = "hive_partitioning = false"
+            columns.append(f"* EXCLUDE (rank, {', '.join(COLUMNS)})")
+        return f"(SELECT {', '.join(columns)} FROM read_parquet([{files}], {reading}))"
 
     def rows(self, query: str) -> list[Any]:
         """The rows of the answer to a query."""
@@ -278,10 +283,12 @@ def _find(tables: _Tables, folder: str, spare: Path, *, merged: bool) -> None:
         return
     runs, base = {"": folder}, Path(folder)
     if "://" not in folder:
-        found = _runs(base)
+        found = sweep_runs(base) or [base]
         runs = {"/".join((*run.relative_to(base).parts, "")): run.as_posix() for run in found}
     if "" not in runs:
         tables.views = {}
+        parts = next(iter(runs)).rstrip("/").split("/")
+        tables.options = [part.partition("=")[0] for part in parts]
     ranks: list[dict[str, Any]] = []
     for place, run in runs.items():
         _find_run(tables, run, place, spare, ranks)
@@ -290,12 +297,6 @@ def _find(tables: _Tables, folder: str, spare: Path, *, merged: bool) -> None:
         name = Path(path).stem
         if name not in tables.files or (merged and _is_newest(path, tables.files[name])):
             tables.files[name] = [path]
-
-
-def _runs(folder: Path) -> list[Path]:
-    """The folders of the runs of a sweep, ``flops_by=op/flops_batch=8``; else the folder itself."""
-    options = [path for path in sorted(folder.glob("*=*")) if not path.match("rank=*")]
-    return [run for path in options if path.is_dir() for run in _runs(path)] or [folder]
 
 
 def _find_run(
@@ -371,8 +372,8 @@ def _header(tables: _Tables, path: str) -> dict[str, Any]:
 
 def _compare(headers: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     """Yield what the headers of a tool's ranks say of what is missing or does not fit."""
-    counts = {h["rank"].get("count") for h in headers.values() if "rank" in h}
-    known = [count for count in counts if type(count) is int]
+    counts = [h["rank"].get("count") for h in headers.values() if "rank" in h]
+    known = {count for count in counts if type(count) is int}
     if missing := set(range(min(max(known, default=0), 1_000_000))) - headers.keys():
         yield f"no table of rank {listed(missing)}"
     if len(known) > 1:

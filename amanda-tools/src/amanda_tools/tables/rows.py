@@ -38,6 +38,7 @@ def rows_of(
     figures: Sequence[str],
     ended: int,
     before: Sums,
+    began: int = 0,
 ) -> Iterator[Row]:
     """Convert rows of a tool to those of a table.
 
@@ -46,7 +47,8 @@ def rows_of(
         figures: the figures that add up; without any each number is a sample.
         ended: the steps of the run that have ended.
         before: what was known in the last window, which is updated. What was in none counts from
-            the begin of the run, such as times of a graph, which are known at its end.
+            the begin of the tools, such as times of a graph, which are known at its end.
+        began: the steps that had ended when the tools began.
     """
     for row in rows:
         about = {"op_id": row.get("id"), **{key: row.get(key) for key in _OF_OP}}
@@ -62,7 +64,8 @@ def rows_of(
                 place = str(row.get("id")), figure
                 (earlier, since), before[place] = before.get(place, (0.0, 0)), (value, ended)
                 amount = None if value is None or earlier is None else value - earlier
-                yield {**about, "figure": figure, "count": ended - since or None, "sum": amount}
+                steps = ended - max(since, began)
+                yield {**about, "figure": figure, "count": steps or None, "sum": amount}
             elif value is not None:
                 ends = dict.fromkeys(("sum", "min", "max"), value)
                 yield {**about, "figure": figure, "count": 1, **ends, "sum_squares": value * value}

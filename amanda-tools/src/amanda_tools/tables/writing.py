@@ -94,7 +94,7 @@ class TableRecorder(Tool):
     def _write(self, *, is_last: bool = False) -> None:
         steps, self._written, self._new_ops = self._ended - self._written, self._ended, 0
         for table in self._tables:
-            table.add(self._ended, steps, is_last=is_last)
+            table.add(self._ended, steps, self._first, is_last=is_last)
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write the rows since the last part; the folders of the tables.
@@ -186,19 +186,20 @@ class RankTable:
             "first_part": self._next if is_first else first,
         }
 
-    def add(self, step: int, steps: int, *, is_last: bool) -> None:
+    def add(self, step: int, steps: int, began: int, *, is_last: bool) -> None:
         """Write a part with the rows since the last one, and the header; never raises.
 
         Args:
             step: the steps that have ended.
             steps: those since the last part.
+            began: those that had ended when the tools began.
             is_last: whether the run has ended.
         """
         header, rows = self.header, []
         common = {"run": header["run"], "host": self._host, "attempt": header["attempt"]}
         try:
             given = self._tool.window_rows()
-            rows = list(rows_of(given, self._tool.figures, step, self._before))
+            rows = list(rows_of(given, self._tool.figures, step, self._before, began))
             if rows:
                 part = self.folder / f"part-{self._next}.parquet"
                 write_rows(part, rows, {**common, "step": step})
