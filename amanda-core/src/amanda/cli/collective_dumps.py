@@ -15,8 +15,8 @@ from typing import Any
 from amanda.errors import FileError
 from amanda.files import opened
 
-NAME = re.compile(r"[^.]*?(?P<rank>[0-9]{1,9})")
-"""The name of a dump: a prefix of the user's, and the rank."""
+NAME = re.compile(r"[^.]*(?:dump|trace)[^.]*?(?P<rank>[0-9]{1,9})")
+"""The name of a dump: a prefix of the user's with one of these words, and the rank."""
 
 
 class _PlainData(pickle.Unpickler):

@@ -80,7 +80,7 @@ def _read(
     found: dict[int, _T] = {}
     for path in paths:
         name = named.fullmatch(path.name)
-        if not name and path is not place:
+        if path is not place and not (name and path.is_file()):
             continue
         rank = int((name and name["rank"]) or 0)
         try:

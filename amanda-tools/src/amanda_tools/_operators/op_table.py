@@ -111,7 +111,7 @@ TRAITS: Mapping[str, str] = _TABLES["traits"]
 - multiplies_activations: a product that counts as ``linear`` if one of the factors is a parameter;
 - recurrent: a network over steps, or one step of it, with several weights;
 - allocates_nothing: its outputs take no memory of their own in a graph, as those of views;
-- waits: its time may be that of other processes, or of a device whose numbers it reads;
+- waits: its time may be that of other processes;
 - converts: it may convert to an element type with a smaller range, which can make infinities.
 """
 

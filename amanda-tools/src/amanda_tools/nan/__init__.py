@@ -136,6 +136,8 @@ class NanTool(PrintingTool[NanOptions]):
         # Of the one before: a gradient scaler says after an iteration that it has skipped it.
         self._warn_of_first([event for event in self.findings() if event.fate])
         self._fates.end_iteration()
+        # What a step was skipped for is no reason to keep silent about the next one.
+        self._has_told = self._has_told and bool(self.findings())
         self._keep_one_replay()
 
     def _see_scale(self, *tensors: Any) -> None:
@@ -164,7 +166,7 @@ class NanTool(PrintingTool[NanOptions]):
         if first is None or self._has_told or self.options.action != "warn":
             return
         self._has_told = True
-        if (text := _placed(first.message(), first.step)) != first.message():
+        if (text := _placed(first.message(), self.steps)) != first.message():
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 print(f"amanda: nan: {text}", file=sys.stderr, flush=True)
 
