@@ -228,13 +228,19 @@ def test_dumps_of_collectives(amanda: Command, tmp_path: Path) -> None:
     write_dump(tmp_path / "dump_0", ended, ("started", False), ("scheduled", False), about="tp")
     write_dump(tmp_path / "dump_1", ended, ("scheduled", True))
     write_dump(tmp_path / "dump_2")
-    write_dump(tmp_path / "other_1")
-    lines = amanda("flight", ".").stdout.splitlines()
+    (tmp_path / "dump_9").mkdir()
+    (tmp_path / "log_1").write_text("no dump")
+    run = amanda("flight", ".")
+    lines = run.stdout.splitlines()
+    assert run.stderr == ""
     assert lines[0] == "flight: 2 ranks"
     assert lines[1].endswith("in collective                   last ended")
     assert lines[3].endswith("nccl:all_reduce 2 (tp), 1 more  nccl:all_reduce 1 (tp)")
     assert lines[4].endswith("-                               nccl:all_reduce 2 (0)")
     assert lines[5].split() == ["2", "-", "-"]
+    write_dump(tmp_path / "trace_1")
+    assert "trace_1 is a second dump of rank 1" in amanda("flight", ".").stderr
+    (tmp_path / "trace_1").unlink()
     whole = (tmp_path / "dump_0").read_bytes()
     bad = (b"", b"log", whole[:-40], pickle.dumps(os.getpid), pickle.dumps({"entries": [1]}))
     for i, content in enumerate(bad):
