@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -373,6 +375,10 @@ def test_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     types = {op.id: op.type for op in tool._ops}  # noqa: SLF001
     assert all(types[p.attributes["op_id"]] == p.attributes["type"] for p in points)
     assert {p.value for p in found["amanda.operator.calls"].data.data_points} <= {3, 4}
+    kept = weakref.ref(tool)
+    del tool
+    gc.collect()
+    assert kept() is None
 
 
 def _metrics_of(data: Any) -> Iterator[Any]:

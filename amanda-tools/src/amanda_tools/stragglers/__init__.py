@@ -151,11 +151,12 @@ class StragglersTool(ReportingTool[StragglersOptions]):
                 self._seconds[number] = work.usual / 1e9 * calls
 
     def _export(self) -> None:
-        most = sorted(self._sums, key=lambda number: -self._sums[number].nanoseconds)
+        # OpenTelemetry keeps what it reads, which therefore is not the tool.
+        sums = self._sums
+        most = sorted(sums, key=lambda number: -sums[number].nanoseconds)
 
         def read(number: int) -> tuple[float, int]:
-            work = self._sums[number]
-            return work.nanoseconds / 1e9, work.calls
+            return sums[number].nanoseconds / 1e9, sums[number].calls
 
         ops = {number: self._ops[number] for number in most[: self.options.otel]}
         if not metrics.export(ops, current_rank()[0], read):
