@@ -64,7 +64,7 @@ def test_tools_run_some_steps(train: Train, tmp_path: Path, capsys: Any) -> None
     text = str(tmp_path / "go")
     train(9, {1: "3", 4: "6"}, "--trigger", text, "--steps", "2")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("st", "am"))]
-    wrote, ended = "amanda: wrote count", "in 2 steps, all seen"
+    wrote, ended = "amanda: wrote count", "ops in 2 steps"
     told = [ended if ended in line else line[: len(wrote)] for line in lines]
     assert told == [
         *(f"step {n}" for n in range(4)), wrote, ended,

@@ -91,7 +91,7 @@ def test_all_tools_are_found(environment: Environment) -> None:
     names = [line.split()[0] for line in run.stdout.splitlines() if line.startswith(" ")]
     assert {"count", "shapes", "trace"} <= set(names)
     listed = run.stdout.partition("look:\n")[2].partition("\nfind:\n")[0]
-    assert "\n  shapes     Lists the output shapes of each operator" in listed
+    assert "\n  shapes      Lists the output shapes of each operator" in listed
     assert run.stderr == ""
 
 
