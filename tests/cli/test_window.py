@@ -21,7 +21,7 @@ Train = Callable[..., ReportedScope]
 
 
 @pytest.fixture(autouse=True)
-def usr2() -> Iterator[None]:
+def usr1() -> Iterator[None]:
     earlier = signal.getsignal(signal.SIGUSR1)
     yield
     signal.signal(signal.SIGUSR1, earlier)

@@ -16,7 +16,7 @@ from amanda.cli.collective_dumps import NAME, read_dump
 from amanda.cli.messages import WRONG_USAGE, CommandParser, complain
 from amanda.errors import FileError
 from amanda.python.text import printable
-from amanda.results import Table, plural
+from amanda.results import Table, listed, plural
 from amanda.tools.reporting import plain_text
 from amanda.tools.rings import Recording, cells_of, read_ring, table_of
 
@@ -96,9 +96,8 @@ def _read(
 
 def _apart(rings: Mapping[int, Recording]) -> Sequence[str]:
     """Lines about ranks without a ring, and about those that are not where most others are."""
-    missing = [str(rank) for rank in range(max(rings)) if rank not in rings]
-    lines = [f"no ring of rank {', '.join(missing[:_SHOWN])}" + ", ..." * (len(missing) > _SHOWN)]
-    lines = lines if missing else []
+    missing = set(range(max(rings))) - rings.keys()
+    lines = [f"no ring of rank {listed(missing)}"] if missing else []
     places = {rank: each.last.place for rank, each in rings.items() if each.last}
     if len(set(places.values())) < 2:
         return lines

@@ -1,7 +1,8 @@
-"""The place of this process among the ranks of the program, as it is now."""
+"""The place of this process among the ranks of the program, as it is now, and its messages."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -22,3 +23,9 @@ def current_rank() -> tuple[int, int | None]:
         return distributed.get_rank(), distributed.get_world_size()
     rank = Rank.of_environment()
     return rank.number, rank.count
+
+
+def tell(message: str) -> None:
+    """Print a message to stderr while the program runs, which goes on if that is closed."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(f"amanda: {message}", file=sys.stderr, flush=True)

@@ -31,7 +31,7 @@ from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._bases.ranks import current_rank
+from amanda_tools._bases.ranks import current_rank, tell
 from amanda_tools._operators.model_phases import MODEL
 from amanda_tools._operators.op_table import can_produce, row_of, updates_a_value
 from amanda_tools._operators.parameters import parameters_of
@@ -167,8 +167,7 @@ class NanTool(PrintingTool[NanOptions]):
             return
         self._has_told = True
         if (text := _placed(first.message(), self.steps)) != first.message():
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                print(f"amanda: nan: {text}", file=sys.stderr, flush=True)
+            tell(f"nan: {text}")
 
     def _keep_one_replay(self) -> None:
         first = next(iter(self.findings() or self.masked_or_skipped()), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from amanda.results import Table, plural
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import ReportingTool
-from amanda_tools._bases.ranks import current_rank, torch_group
+from amanda_tools._bases.ranks import current_rank, tell, torch_group
 from amanda_tools._operators.op_table import row_of
 from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools.stragglers import metrics
@@ -160,7 +159,7 @@ class StragglersTool(ReportingTool[StragglersOptions]):
 
         ops = {number: self._ops[number] for number in most[: self.options.otel]}
         if not metrics.export(ops, current_rank()[0], read):
-            _tell("otel: the program has set no provider of metrics until now")
+            tell("stragglers: otel: the program has set no provider of metrics until now")
 
     # -- result -----------------------------------------------------------
 
@@ -240,7 +239,7 @@ class _Sharing(threading.Thread):
         except Exception as error:
             self.lost = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             if not self.is_closing:
-                _tell(f"the ranks' times are no longer exchanged: {self.lost}")
+                tell(f"stragglers: the ranks' times are no longer exchanged: {self.lost}")
 
     def _share(
         self, exchange: Exchange, window: int, keys: Sequence[Key], seconds: Numbers
@@ -257,7 +256,7 @@ class _Sharing(threading.Thread):
         ranks = exchange.read(window, lambda: not self.windows.empty())
         step = window * options.every
         for straggler in tool.comparison.compare(step, ranks):
-            _tell(f"step {step}: {straggler}")
+            tell(f"stragglers: step {step}: {straggler}")
 
     def close(self) -> None:
         """End the thread, unless the store does not answer."""
@@ -267,8 +266,3 @@ class _Sharing(threading.Thread):
             with contextlib.suppress(queue.Full):
                 self.windows.put(None, timeout=_SECONDS)
                 self.join(_SECONDS)
-
-
-def _tell(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(f"amanda: stragglers: {text}", file=sys.stderr, flush=True)
