@@ -240,8 +240,8 @@ def _reported(vanilla: Callable[..., Any]) -> Any:
 def _listening(vanilla: Callable[..., Any]) -> Any:
     """Wrap the check by which collectives choose to report themselves."""
 
-    def has_torch_function(*given: Any) -> bool:
-        found, interceptor = vanilla(*given), LOCAL.interceptor
+    def has_torch_function(*given: Any, **wrong: Any) -> bool:
+        found, interceptor = vanilla(*given, **wrong), LOCAL.interceptor
         return found or (interceptor is not None and interceptor.is_listening())
 
     return has_torch_function
