@@ -163,6 +163,7 @@ def test_an_interrupt_ends_all_runs(
         (("-t", "inject:nothing=0..1", "p.py"), "tool inject has no option 'nothing'"),
         (("-t", "inject:seed=0..1", "--evry", "2", "p.py"), "--evry"),
         (("-t", "inject:seed=0..1", "--steps", "3", "p.py"), "--steps is for --trigger"),
+        (("-t", "inject:seed=0..1", "--driver", "x", "p.py"), "no driver named 'x'"),
         (("-t", "inject:seed=0..1", "q.py"), "can't open file 'q.py'"),
         (("-t", "inject:seed=0..1", "-"), "standard input can be read once only"),
         (("-t", "inject:seed=0..1"), "no program is given"),

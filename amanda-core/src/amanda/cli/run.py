@@ -335,12 +335,14 @@ def check_options(given: argparse.Namespace) -> None:
 
     Raises:
         UsageError: options do not fit.
-        AmandaError: something that tables need is not installed.
+        AmandaError: something that tables need is not installed; there is no such driver.
     """
     if given.steps and given.trigger is None:
         raise UsageError("--steps is for --trigger")
     if given.format == "parquet":
         plugins.table_store("--format parquet")
+    if given.driver:
+        drivers.select(given.driver)
 
 
 def create_report(given: argparse.Namespace, rank: Rank) -> Report:

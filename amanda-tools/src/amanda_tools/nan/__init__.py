@@ -107,7 +107,9 @@ class NanTool(PrintingTool[NanOptions]):
         self._watches: dict[str, OpWatch] = {}
         self._not_looked_at = NotLookedAt()
         self._fates = Fates()
-        self._has_warned = self._has_told = False
+        self._has_warned = False
+        # What has been told of this rank last, and in which step.
+        self._told: tuple[NonFiniteEvent | None, int] = None, -1
         self._sources: dict[str, str] = {}
         self._met: set[str] = set()
         # The operator that runs is the last entry.
@@ -136,8 +138,6 @@ class NanTool(PrintingTool[NanOptions]):
         # Of the one before: a gradient scaler says after an iteration that it has skipped it.
         self._warn_of_first([event for event in self.findings() if event.fate])
         self._fates.end_iteration()
-        # What a step was skipped for is no reason to keep silent about the next one.
-        self._has_told = self._has_told and bool(self.findings())
         self._keep_one_replay()
 
     def _see_scale(self, *tensors: Any) -> None:
@@ -162,10 +162,15 @@ class NanTool(PrintingTool[NanOptions]):
     def tell_ranks(self) -> None:
         """On one of several ranks, print the first finding before collectives spread it: a gradient
         or an output of the model has it now. Whether the step will be skipped is not known yet."""
-        first = next(iter(self.findings()), None)
-        if first is None or self._has_told or self.options.action != "warn":
+        # What a step was skipped for is no reason to keep silent about the next one.
+        told, step = self._told
+        if told in self.findings() or step == self.steps or self.options.action != "warn":
             return
-        self._has_told = True
+        found = (event for event in self._concerning() if event.fate != "masked")
+        first = next(filter(self._fates.is_current, found), None)
+        if first is None:
+            return
+        self._told = first, self.steps
         if (text := _placed(first.message(), self.steps)) != first.message():
             tell(f"nan: {text}")
 

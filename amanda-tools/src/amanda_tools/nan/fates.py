@@ -34,6 +34,10 @@ class Fates:
         if self._now.get(event) is not False:
             self._now[event] = None
 
+    def is_current(self, event: NonFiniteEvent) -> bool:
+        """True if the event's operator has produced in this iteration."""
+        return event in self._now
+
     def look(self, is_finite: bool) -> None:
         """Note whether a gradient or a parameter is finite."""
         self._gradients.add(is_finite)

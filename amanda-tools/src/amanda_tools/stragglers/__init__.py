@@ -53,7 +53,7 @@ class StragglersOptions:
     """
 
     every: int = attrs.field(default=10, validator=attrs.validators.ge(1))
-    late: float = attrs.field(default=5.0, validator=attrs.validators.gt(0))
+    late: float = attrs.field(default=4.0, validator=attrs.validators.gt(0))
     windows: int = attrs.field(default=3, validator=attrs.validators.ge(1))
     sync: bool = False
     otel: int = attrs.field(default=0, validator=attrs.validators.ge(0))
@@ -93,7 +93,8 @@ class StragglersTool(ReportingTool[StragglersOptions]):
         self.add_inst_for_iteration(self._end_window, end=True)
 
     def exit_scope(self) -> None:
-        """Compare what is there, and end the thread."""
+        """Close the files of the stopwatch, compare what is there, and end the thread."""
+        self._stopwatch.close()
         if self._sharing is not None:
             self._sharing.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -11,14 +12,11 @@ import attrs
 
 from amanda_tools._timelines.memory import synchronize
 
-try:
-    from resource import RUSAGE_THREAD, getrusage
-except ImportError:  # Windows, macOS
-    getrusage = None  # type: ignore[assignment]
-
 _NOTICEABLE = 20_000
-"""Nanoseconds beside the processor from which on the thread has not had it."""
+"""Nanoseconds beside the processor from which on the thread may have been waiting for it."""
 
+SCHEDSTAT = "/proc/thread-self/schedstat"
+"""Nanoseconds on a processor, nanoseconds of waiting for one, and times it was given one."""
 
 _MOST = 1000
 """Executions of an operator that are kept."""
@@ -31,42 +29,36 @@ class Work:
     Attributes:
         calls: their number.
         nanoseconds: the sum of their durations.
-        processor: times of the processor, of the first ones.
-        beside: the rest of the durations, of those to which the processor was left.
+        times: the nanoseconds of work in each of the first ones.
     """
 
     calls: int = 0
     nanoseconds: int = 0
-    processor: list[int] = attrs.field(factory=list)
-    beside: list[int] = attrs.field(factory=list)
+    times: list[int] = attrs.field(factory=list)
 
     def add(self, other: Work) -> None:
         """Add executions."""
         self.calls += other.calls
         self.nanoseconds += other.nanoseconds
-        if len(self.processor) < _MOST:
-            self.processor += other.processor
-            self.beside += other.beside
+        if len(self.times) < _MOST:
+            self.times += other.times
 
     @property
     def usual(self) -> float:
-        """The nanoseconds of an execution: the mean of the faster half."""
-        return _mean_of_least(self.processor) + _mean_of_least(self.beside)
-
-
-def _mean_of_least(times: list[int]) -> float:
-    kept = sorted(times)[: (len(times) + 1) // 2]
-    return sum(kept) / len(kept) if kept else 0.0
+        """The nanoseconds of an execution: the mean of the faster half; NaN if there is none."""
+        kept = sorted(self.times)[: (len(self.times) + 1) // 2]
+        return sum(kept) / len(kept) if kept else float("nan")
 
 
 class Stopwatch:
     """Times operators by routines before and after them.
 
-    The operating system may give the processor to another thread meanwhile; a thread that sleeps or
-    waits gives it up by itself, which is work of the operator.
+    The operating system may give the processor to another thread meanwhile, and Linux tells for how
+    long (:data:`SCHEDSTAT`). That a thread sleeps or waits by itself is work of the
+    operator. Other systems tell the time of the processor only.
 
     Args:
-        sync: wait for CUDA devices before reading the clock, and take durations.
+        sync: wait for CUDA devices before reading the clock.
 
     Attributes:
         waiting: numbers of operators that have waited for other processes, in themselves or in an
@@ -78,8 +70,10 @@ class Stopwatch:
         self._sync = sync
         self._step: dict[int, Work] = {}
         self._window: dict[int, Work] = {}
-        self._running: dict[int, list[tuple[int, int, int]]] = collections.defaultdict(list)
-        self._switches: dict[int, int] = {}
+        self._running: dict[int, list[tuple[int, int | None, int, int]]] = collections.defaultdict(
+            list
+        )
+        self._files: dict[int, int] = {}
         self._interrupted: set[int] = set()
 
     def routines(
@@ -95,11 +89,9 @@ class Stopwatch:
         def start() -> None:
             if self._sync:
                 synchronize()
-            if number in self._interrupted:
-                # The question after it is then about this execution only.
-                self._was_switched()
+            delay = self._delay() if number in self._interrupted else None
             running = self._running[threading.get_ident()]
-            running.append((number, time.perf_counter_ns(), time.thread_time_ns()))
+            running.append((number, delay, time.perf_counter_ns(), time.thread_time_ns()))
 
         def stop() -> None:
             if self._sync:
@@ -108,7 +100,7 @@ class Stopwatch:
             running = self._running[threading.get_ident()]
             # Operators that have raised are still there.
             while running:
-                other, began, began_work = running.pop()
+                other, delay, began, began_work = running.pop()
                 if other == number:
                     break
             else:
@@ -116,24 +108,40 @@ class Stopwatch:
             if waits:
                 self.waiting.update((number, *(each[0] for each in running)))
             duration, processor = end - began, end_of_work - began_work
-            if self._sync:
-                processor = duration
-            beside = duration - processor
-            work = Work(1, duration, [processor], [0])
-            if beside > _NOTICEABLE:
+            work = Work(1, duration, [duration])
+            if duration - processor > _NOTICEABLE:
+                # Its next execution asks before it, too; what this one has waited is not known.
                 self._interrupted.add(number)
-                work.beside = [] if self._was_switched() else [beside]
+                if (delayed := self._delay()) is None:
+                    work.times = [duration if self._sync else processor]
+                elif delay is None:
+                    work.times = []
+                else:
+                    # It may have waited between reading the delay and the clocks, too.
+                    work.times = [max(processor, duration - (delayed - delay))]
             self._step.setdefault(number, Work()).add(work)
 
         return start, stop
 
-    def _was_switched(self) -> bool:
-        """True if the system may have taken the processor since this was called the last time."""
-        if getrusage is None:
-            return True
-        thread, now = threading.get_ident(), getrusage(RUSAGE_THREAD).ru_nivcsw
-        before, self._switches[thread] = self._switches.get(thread), now
-        return now != before
+    def _delay(self) -> int | None:
+        """Return the nanoseconds for which this thread has waited for a processor, or None."""
+        thread = threading.get_ident()
+        for _ in range(2):
+            try:
+                if thread not in self._files:
+                    self._files[thread] = os.open(SCHEDSTAT, os.O_RDONLY)
+                return int(os.pread(self._files[thread], 64, 0).split()[1])
+            except ProcessLookupError:
+                # Of a thread that has ended; its identifier is used again.
+                os.close(self._files.pop(thread))
+            except OSError:
+                break
+        return None
+
+    def close(self) -> None:
+        """Close the files of the threads."""
+        while self._files:
+            os.close(self._files.popitem()[1])
 
     def drop(self) -> None:
         """Forget executions since the last step."""
