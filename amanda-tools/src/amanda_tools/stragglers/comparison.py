@@ -38,7 +38,7 @@ FEWEST = 3
 LEAST = 0.15
 """The least lateness, as a part of the ranks' median of the same."""
 
-LEAST_OF_STEP = 0.005
+LEAST_OF_STEP = 0.01
 """The least lateness, as a part of the time of a step in all operators."""
 
 _WHOLE: Key = ("", "", "")
