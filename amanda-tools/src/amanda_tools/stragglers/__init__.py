@@ -145,7 +145,9 @@ class StragglersTool(ReportingTool[StragglersOptions]):
         self._keys = [(op.id, op.module, op.direction) for op in self._ops]
         self._seconds = np.full(len(self._keys), np.nan)
         for number, work in window.items():
-            self._sums.setdefault(number, Work()).add(Work(work.calls, work.nanoseconds))
+            total = self._sums.setdefault(number, Work())
+            total.calls += work.calls
+            total.nanoseconds += work.nanoseconds
             if number not in self._stopwatch.waiting:
                 calls = work.calls / self.options.every
                 self._seconds[number] = work.usual / 1e9 * calls

@@ -36,12 +36,12 @@ class Work:
     nanoseconds: int = 0
     times: list[int] = attrs.field(factory=list)
 
-    def add(self, other: Work) -> None:
-        """Add executions."""
-        self.calls += other.calls
-        self.nanoseconds += other.nanoseconds
-        if len(self.times) < _MOST:
-            self.times += other.times
+    def add(self, duration: int, time: int | None) -> None:
+        """Add an execution of so many nanoseconds; `time` is that of its work, if it is known."""
+        self.calls += 1
+        self.nanoseconds += duration
+        if time is not None and len(self.times) < _MOST:
+            self.times.append(time)
 
     @property
     def usual(self) -> float:
@@ -68,7 +68,7 @@ class Stopwatch:
     def __init__(self, *, sync: bool) -> None:
         self.waiting: set[int] = set()
         self._sync = sync
-        self._step: dict[int, Work] = {}
+        self._step: list[tuple[int, int, int | None]] = []
         self._window: dict[int, Work] = {}
         self._running: dict[int, list[tuple[int, int | None, int, int]]] = collections.defaultdict(
             list
@@ -108,18 +108,18 @@ class Stopwatch:
             if waits:
                 self.waiting.update((number, *(each[0] for each in running)))
             duration, processor = end - began, end_of_work - began_work
-            work = Work(1, duration, [duration])
+            work: int | None = duration
             if duration - processor > _NOTICEABLE:
                 # Its next execution asks before it, too; what this one has waited is not known.
                 self._interrupted.add(number)
                 if (delayed := self._delay()) is None:
-                    work.times = [duration if self._sync else processor]
+                    work = duration if self._sync else processor
                 elif delay is None:
-                    work.times = []
+                    work = None
                 else:
                     # It may have waited between reading the delay and the clocks, too.
-                    work.times = [max(processor, duration - (delayed - delay))]
-            self._step.setdefault(number, Work()).add(work)
+                    work = max(processor, duration - (delayed - delay))
+            self._step.append((number, duration, work))
 
         return start, stop
 
@@ -145,14 +145,14 @@ class Stopwatch:
 
     def drop(self) -> None:
         """Forget executions since the last step."""
-        self._step = {}
+        self._step = []
 
     def end_step(self) -> None:
         """Add the executions since the last step to the window."""
-        step, self._step = self._step, {}
+        step, self._step = self._step, []
         self._running.clear()  # of operators that have raised
-        for number, work in list(step.items()):  # other threads may add
-            self._window.setdefault(number, Work()).add(work)
+        for number, duration, work in step:
+            self._window.setdefault(number, Work()).add(duration, work)
 
     def take(self) -> Mapping[int, Work]:
         """Return the window by the number of the operator, and begin another one."""
