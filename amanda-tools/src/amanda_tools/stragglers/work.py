@@ -43,6 +43,13 @@ class Work:
         if time is not None and len(self.times) < _MOST:
             self.times.append(time)
 
+    def add_all(self, other: Work) -> None:
+        """Add other executions."""
+        self.calls += other.calls
+        self.nanoseconds += other.nanoseconds
+        if len(self.times) < _MOST:
+            self.times += other.times
+
     @property
     def usual(self) -> float:
         """The nanoseconds of an execution: the mean of the faster half; NaN if there is none."""
@@ -54,8 +61,8 @@ class Stopwatch:
     """Times operators by routines before and after them.
 
     The operating system may give the processor to another thread meanwhile, and Linux tells for how
-    long (:data:`SCHEDSTAT`). That a thread sleeps or waits by itself is work of the
-    operator. Other systems tell the time of the processor only.
+    long (:data:`SCHEDSTAT`). That a thread sleeps or waits by itself is work of the operator. Other
+    systems tell the time of the processor only.
 
     Args:
         sync: wait for CUDA devices before reading the clock.
@@ -68,7 +75,7 @@ class Stopwatch:
     def __init__(self, *, sync: bool) -> None:
         self.waiting: set[int] = set()
         self._sync = sync
-        self._step: list[tuple[int, int, int | None]] = []
+        self._step: dict[int, Work] = {}
         self._window: dict[int, Work] = {}
         self._running: dict[int, list[tuple[int, int | None, int, int]]] = collections.defaultdict(
             list
@@ -119,7 +126,8 @@ class Stopwatch:
                 else:
                     # It may have waited between reading the delay and the clocks, too.
                     work = max(processor, duration - (delayed - delay))
-            self._step.append((number, duration, work))
+            step = self._step
+            (step.get(number) or step.setdefault(number, Work())).add(duration, work)
 
         return start, stop
 
@@ -145,14 +153,14 @@ class Stopwatch:
 
     def drop(self) -> None:
         """Forget executions since the last step."""
-        self._step = []
+        self._step = {}
 
     def end_step(self) -> None:
         """Add the executions since the last step to the window."""
-        step, self._step = self._step, []
+        step, self._step = self._step, {}
         self._running.clear()  # of operators that have raised
-        for number, duration, work in step:
-            self._window.setdefault(number, Work()).add(duration, work)
+        for number, work in list(step.items()):  # other threads may add
+            self._window.setdefault(number, Work()).add_all(work)
 
     def take(self) -> Mapping[int, Work]:
         """Return the window by the number of the operator, and begin another one."""
