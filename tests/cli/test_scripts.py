@@ -215,6 +215,22 @@ def test_trainers_under_torchrun(name: str, python: Command, tmp_path: Path) -> 
     assert len(found[0]) >= 2
 
 
+@pytest.mark.slow
+def test_workers_of_ray_train(python: Command) -> None:
+    """They know their ranks, and have the weights that they have without a tool."""
+    pytest.importorskip("ray.train")
+    script = str(SCRIPTS / "ray_train.py")
+    found = []
+    for tools in ((), ("flops",)):
+        run = python(script, *tools, **ENVIRONMENT)
+        assert run.returncode == 0, run.stderr[-3000:]
+        found.append(
+            set(re.findall(r"(rank \d of 2): (-?0x[\da-f.]+p[+-]\d+)", run.stdout + run.stderr))
+        )
+    assert found[0] == found[1]
+    assert {rank for rank, _ in found[0]} == {"rank 0 of 2", "rank 1 of 2"}
+
+
 def test_torchrun_and_merge(amanda: Command, python: Command, tmp_path: Path) -> None:
     """Each rank writes its own files, the first one prints, and ``amanda merge`` joins them."""
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "amanda"]
