@@ -61,6 +61,9 @@ class Page:
         browser.get_log("performance")
         browser.get_log("browser")
         browser.get(path.as_uri())
+        # A tree is drawn when its size is observed, in the first frame after the page is loaded.
+        frames = "requestAnimationFrame(() => requestAnimationFrame(arguments[0]))"
+        browser.execute_async_script(frames)
 
     def all(self, selector: str, inside: WebElement | None = None) -> list[WebElement]:
         """The elements that a CSS selector finds."""
