@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import threading
 import time
@@ -80,7 +81,8 @@ class Stopwatch:
         self._running: dict[int, list[tuple[int, int | None, int, int]]] = collections.defaultdict(
             list
         )
-        self._files: dict[int, int] = {}
+        # By process, since a forked child has other threads, and by thread.
+        self._files: dict[tuple[int, int], int] = {}
         self._interrupted: set[int] = set()
 
     def routines(
@@ -133,7 +135,7 @@ class Stopwatch:
 
     def _delay(self) -> int | None:
         """Return the nanoseconds for which this thread has waited for a processor, or None."""
-        thread = threading.get_ident()
+        thread = os.getpid(), threading.get_ident()
         for _ in range(2):
             try:
                 if thread not in self._files:
@@ -142,14 +144,17 @@ class Stopwatch:
             except ProcessLookupError:
                 # Of a thread that has ended; its identifier is used again.
                 os.close(self._files.pop(thread))
-            except OSError:
+            except (OSError, IndexError, ValueError):
+                # There is no such file, or a daemon has closed all files of its process.
+                self._files.pop(thread, None)
                 break
         return None
 
     def close(self) -> None:
         """Close the files of the threads."""
         while self._files:
-            os.close(self._files.popitem()[1])
+            with contextlib.suppress(OSError):  # a daemon has closed it
+                os.close(self._files.popitem()[1])
 
     def drop(self) -> None:
         """Forget executions since the last step."""
