@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import threading
 import time
 import weakref
@@ -201,6 +202,30 @@ def test_each_thread_waits_for_itself() -> None:
     assert min(found.times) > 4_900_000
     watch.close()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.skipif(not Path(work.SCHEDSTAT).exists(), reason="the system does not tell")
+def test_files_that_the_program_has_closed_are_not_closed_again(tmp_path: Path) -> None:
+    """Nor read: as daemons close all files, their numbers are then those of other files."""
+    watch = Stopwatch(sync=False)
+    start, stop = watch.routines(0, waits=False)
+
+    def sleep() -> None:
+        start()
+        time.sleep(0.005)
+        stop()
+
+    sleep()
+    files = Path("/proc/self/fd").iterdir()
+    [own] = [int(path.name) for path in files if path.resolve().name == "schedstat"]
+    with (tmp_path / "file").open("w+b") as file:
+        os.dup2(file.fileno(), own)
+    sleep()
+    watch.close()
+    assert os.write(own, b"it is open") == 10
+    os.close(own)
+    watch.end_step()
+    assert watch.take()[0].calls == 2
 
 
 def test_operators_that_wait_are_left_out() -> None:
